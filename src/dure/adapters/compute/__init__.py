@@ -1,0 +1,1 @@
+"""Backends that start, stop and observe jobs; none knows another."""

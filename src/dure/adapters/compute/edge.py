@@ -1,0 +1,1 @@
+"""Edge nodes over Redis leases (a later release)."""

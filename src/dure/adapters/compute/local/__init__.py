@@ -1,0 +1,1 @@
+"""This machine: finds its GPUs and runs one supervisor per job."""

@@ -1,0 +1,1 @@
+"""Slurm cluster backend (a later release)."""

@@ -1,0 +1,1 @@
+"""Webhooks and e-mail (a later release)."""

@@ -1,0 +1,1 @@
+"""Where jobs, attempts, charges and events are kept."""

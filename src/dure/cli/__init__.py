@@ -1,0 +1,1 @@
+"""Command line: parses, asks the server over HTTP, prints."""

@@ -1,0 +1,1 @@
+"""Python client of the HTTP API, on the standard library alone."""

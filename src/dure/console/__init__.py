@@ -1,0 +1,1 @@
+"""Server-rendered pages (a later release); the HTTP faces never know a concrete adapter."""

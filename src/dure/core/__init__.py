@@ -1,0 +1,1 @@
+"""The policy, pure: no clock, no randomness, no input or output."""

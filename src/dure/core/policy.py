@@ -1,0 +1,97 @@
+"""Every number of the policy with its unit, default and reason.
+
+Rule: no other module of `core` holds a number that an administrator may want to change.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from dure.core.errors import DureError, ErrorCode
+
+DAY_MS = 86_400_000
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Profile `classic`: the numbers of policy.md, to the letter."""
+
+    half_life_s: Annotated[float, Meta(description="usage halves in this time (P-7)")] = 604_800.0
+    slots_per_user: Annotated[
+        int, Meta(ge=1, description="promoted or running jobs of one user (P-2 stage)")
+    ] = 4
+    waiting_per_user: Annotated[
+        int, Meta(ge=1, description="waiting jobs of one user; above it 429 QUEUE_LIMIT")
+    ] = 1000
+    max_gpus_per_job: Annotated[
+        int, Meta(ge=1, le=8, description="P-3: a job asks for 1 to this many GPUs")
+    ] = 8
+    default_time_limit_s: Annotated[
+        int, Meta(ge=0, description="limit of a job that names none; 0: none")
+    ] = 0
+    max_time_limit_s: Annotated[
+        int, Meta(ge=0, description="above it 422 TIME_LIMIT_TOO_LONG; 0: none")
+    ] = 0
+    reserve_min_gpus: Annotated[
+        int, Meta(ge=2, description="R1: only a job of rank 1 with this many GPUs reserves")
+    ] = 2
+    max_retries: Annotated[
+        int, Meta(ge=0, description="counted failures that are repeated; the next is DEAD")
+    ] = 3
+    backoff_s: Annotated[
+        tuple[float, ...], Meta(description="wait before the 1st, 2nd, … repeat")
+    ] = (60.0, 300.0, 1200.0)
+    launch_skip_s: Annotated[
+        float, Meta(ge=0, description="a placement that refused a launch is skipped this long")
+    ] = 60.0
+    max_launch_refusals: Annotated[
+        int, Meta(ge=1, description="refusals in a row before FAILED LAUNCH_FAILED")
+    ] = 5
+    poison_window_s: Annotated[
+        float, Meta(ge=0, description="a node lost this soon after the start suggests poison")
+    ] = 600.0
+    poison_losses: Annotated[
+        int, Meta(ge=1, description="such losses before DEAD, poison suspected")
+    ] = 3
+    node_wait_step_s: Annotated[
+        float, Meta(gt=0, description="node_wait_count rises by one per full step of waiting")
+    ] = 1800.0
+    node_wait_alert_s: Annotated[
+        float, Meta(gt=0, description="one alert per wait when it reaches this age")
+    ] = 86_400.0
+    checkpoint_s: Annotated[
+        float, Meta(ge=0, description="promised to a cancelled job for its checkpoint")
+    ] = 30.0
+    cancel_kill_s: Annotated[
+        float, Meta(ge=0, description="SIGKILL after a user's cancel, from the SIGTERM")
+    ] = 300.0
+    stop_kill_s: Annotated[
+        float,
+        Meta(ge=0, description="SIGKILL after time limit, lost lease, forced drain, leftovers"),
+    ] = 30.0
+    evict_grace_s: Annotated[
+        float, Meta(ge=0, description="SIGKILL of an LLM replica after its SIGTERM")
+    ] = 5.0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no type can: NaN, infinities, a half-life of nothing."""
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            if not all(math.isfinite(n) and n >= 0 for n in numbers):
+                raise DureError(ErrorCode.BAD_SETTING, key=field.name, value=str(value))
+        if self.half_life_s <= 0 or not self.backoff_s:
+            raise DureError(ErrorCode.BAD_SETTING, key="half_life_s", value=str(self.half_life_s))
+
+    @property
+    def half_life_ms(self) -> float:
+        """Half-life in the unit of all times."""
+        return self.half_life_s * 1000
+
+    def backoff_ms(self, failure: int) -> int:
+        """Wait before repeating the `failure`-th counted failure (1, 2, …)."""
+        index = min(failure, len(self.backoff_s)) - 1
+        return round(self.backoff_s[index] * 1000)

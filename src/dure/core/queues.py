@@ -1,0 +1,351 @@
+"""The two queues: whose turn it is in a personal queue, and the index of the global one.
+
+`QueueIndex` is a fold over job views. It prunes: of each shape only the first
+floor(idle GPUs of its placements / num_gpus) jobs in rank order can be dispatched in a
+cycle, so a cycle costs O(labs x shapes + candidates), not O(waiting).
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from dure.core.fairshare import ZERO_KEY, order_key
+from dure.core.model import (
+    PROMOTED_WAIT,
+    Job,
+    JobId,
+    JobState,
+    JobView,
+    Lab,
+    LabId,
+    Phase,
+    PlacementId,
+    Shape,
+)
+from dure.core.placement import PlacementView, Pool, fits, rounded_floor, usable
+from dure.core.plan import LabKey, Snapshot
+
+_Entry = tuple[int, JobId]
+"""(queue_entered_ms, job id): the order inside a lab."""
+
+
+def next_promotable(waiting: Iterable[Job], now_ms: int) -> Job | None:
+    """First job of a personal queue that may be promoted, in the user's order (policy 2)."""
+    return next((j for j in waiting if promotable(j, now_ms)), None)
+
+
+def promotable(job: Job, now_ms: int) -> bool:
+    """Neither held, nor too early, nor without any placement that fits."""
+    return not job.held and job.request.not_before_ms <= now_ms and not job.fit_lost
+
+
+class _Shelf:
+    """Waiting jobs of one shape: ready ones per lab in order, delayed and absent ones."""
+
+    __slots__ = ("absent", "delayed", "ready", "size")
+
+    def __init__(self) -> None:
+        self.ready: dict[LabId, list[_Entry]] = {}
+        self.delayed: set[JobId] = set()
+        self.absent: set[JobId] = set()
+        self.size = 0
+
+
+class QueueIndex:
+    """Promoted waiting jobs, kept in rank order per (lab, shape)."""
+
+    def __init__(self, half_life_ms: float) -> None:
+        self._half_life_ms = half_life_ms
+        self._views: dict[JobId, JobView] = {}
+        self._shelf_of: dict[JobId, Shape] = {}
+        self._shelves: dict[Shape, _Shelf] = {}
+        self._labs: dict[LabId, Lab] = {}
+        self._keys: dict[LabId, int] = {}
+        self._order: list[tuple[int, LabId]] = []
+        self._due: list[tuple[int, JobId]] = []
+        self._holders: dict[JobId, JobView] = {}
+        self._fit_cache: dict[Shape, tuple[list[PlacementId], bool, bool]] = {}
+        self._fit_version = -1
+        self._tier_floors: tuple[float, ...] = ()
+        self.now_ms = 0
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __contains__(self, job: JobId) -> bool:
+        return job in self._views
+
+    # -- folding -----------------------------------------------------------------
+
+    def put_lab(self, lab: Lab) -> None:
+        """Take a lab's usage, weight and limits; moves only this lab in the line."""
+        self._labs[lab.name] = lab
+        key = order_key(lab, self._half_life_ms)
+        old = self._keys.get(lab.name)
+        if old == key:
+            return
+        if old is not None:
+            self._order.pop(bisect_left(self._order, (old, lab.name)))
+        self._keys[lab.name] = key
+        insort(self._order, (key, lab.name))
+
+    def put(self, view: JobView) -> None:
+        """Take a job's new view; a job that no longer waits leaves the index."""
+        self._remove(view.id)
+        if view.state not in PROMOTED_WAIT:
+            return
+        if view.lab not in self._keys:
+            self.put_lab(Lab(name=view.lab))
+        self._views[view.id] = view
+        if view.reservation is not None:
+            self._holders[view.id] = view
+        self._shelve(view)
+
+    def remove(self, job: JobId) -> None:
+        """Forget a job."""
+        self._remove(job)
+
+    def advance(self, now_ms: int) -> None:
+        """Let time pass: delays that are over make jobs ready, skips run out."""
+        self.now_ms = max(self.now_ms, now_ms)
+        while self._due and self._due[0][0] <= self.now_ms:
+            _, job = heapq.heappop(self._due)
+            view = self._views.get(job)
+            if view is not None:
+                self.put(view)
+
+    def next_due_ms(self) -> int | None:
+        """When `advance` will next change something."""
+        return self._due[0][0] if self._due else None
+
+    def _shelve(self, view: JobView) -> None:
+        shape = self._normal(view)
+        shelf = self._shelves.get(shape)
+        if shelf is None:
+            shelf = self._shelves[shape] = _Shelf()
+        self._shelf_of[view.id] = shape
+        shelf.size += 1
+        if view.state is JobState.NODE_WAIT:
+            shelf.absent.add(view.id)
+        if view.eligible_ms > self.now_ms:
+            shelf.delayed.add(view.id)
+            heapq.heappush(self._due, (view.eligible_ms, view.id))
+            return
+        entries = shelf.ready.setdefault(view.lab, [])
+        entry = (view.entered_ms, view.id)
+        if not entries or entries[-1] < entry:
+            entries.append(entry)
+        else:
+            insort(entries, entry)
+        for skip in shape.skips:
+            heapq.heappush(self._due, (skip.until_ms, view.id))
+
+    def _remove(self, job: JobId) -> None:
+        view = self._views.pop(job, None)
+        if view is None:
+            return
+        self._holders.pop(job, None)
+        shape = self._shelf_of.pop(job)
+        shelf = self._shelves[shape]
+        shelf.size -= 1
+        shelf.absent.discard(job)
+        if job in shelf.delayed:
+            shelf.delayed.discard(job)
+        else:
+            entries = shelf.ready[view.lab]
+            entries.pop(bisect_left(entries, (view.entered_ms, job)))
+            if not entries:
+                del shelf.ready[view.lab]
+        if shelf.size == 0:
+            del self._shelves[shape]
+            self._fit_cache.pop(shape, None)
+
+    def _normal(self, view: JobView) -> Shape:
+        """Shape with the floor rounded to a tier's and without skips that ran out."""
+        shape = view.shape
+        floor_gb = next((f for f in self._tier_floors if f >= shape.floor_gb), shape.floor_gb)
+        skips = tuple(s for s in shape.skips if s.until_ms > self.now_ms)
+        if shape.floor_gb > 0 and floor_gb != shape.floor_gb:
+            shape = msgspec.structs.replace(shape, floor_gb=floor_gb)
+        if skips != shape.skips:
+            shape = msgspec.structs.replace(shape, skips=skips)
+        return shape
+
+    # -- pool --------------------------------------------------------------------
+
+    def _follow(self, pool: Pool) -> None:
+        """Forget what was known of fits when the pool's tiers or nodes changed."""
+        if self._fit_version == pool.version:
+            return
+        self._fit_version = pool.version
+        self._fit_cache.clear()
+        floors = tuple(sorted({t.vram_gb for t in pool.tiers.values()}))
+        if floors != self._tier_floors:
+            self._tier_floors = floors
+            for view in list(self._views.values()):
+                if view.shape.floor_gb > 0:
+                    self.put(view)
+
+    def _fit(self, shape: Shape, pool: Pool) -> tuple[list[PlacementId], bool, bool]:
+        """(usable placements, some fitting one in service, some fitting one at all)."""
+        found = self._fit_cache.get(shape)
+        if found is None:
+            views = [v for v in pool.views(self.now_ms) if fits(shape, v)]
+            found = (
+                [v.id for v in views if usable(shape, v)],
+                any(v.in_service for v in views),
+                bool(views),
+            )
+            self._fit_cache[shape] = found
+        return found
+
+    def presence_changes(self, pool: Pool) -> tuple[list[JobId], list[JobId]]:
+        """Jobs that must go to NODE_WAIT, and jobs that must come back from it."""
+        self._follow(pool)
+        away: list[JobId] = []
+        back: list[JobId] = []
+        for shape, shelf in self._shelves.items():
+            in_service = self._fit(shape, pool)[1]
+            if in_service:
+                back += shelf.absent
+            elif len(shelf.absent) < shelf.size:
+                away += [j for j in self._members(shelf) if j not in shelf.absent]
+        return sorted(away), sorted(back)
+
+    @staticmethod
+    def _members(shelf: _Shelf) -> Iterator[JobId]:
+        for entries in shelf.ready.values():
+            yield from (job for _, job in entries)
+        yield from shelf.delayed
+
+    # -- reading -----------------------------------------------------------------
+
+    def snapshot(self, pool: Pool, cycle: int, phase: Phase = Phase.NORMAL) -> Snapshot:
+        """The pruned snapshot of this moment: `plan` on it equals `plan` on all jobs."""
+        self._follow(pool)
+        views = pool.views(self.now_ms)
+        idle = {v.id: v.idle for v in views if v.idle}
+        found: dict[JobId, JobView] = {}
+        if idle:
+            for shape, shelf in self._shelves.items():
+                places = self._fit(shape, pool)[0]
+                room = sum(idle.get(p, 0) for p in places) // shape.num_gpus
+                if room:
+                    for _, _, job in self._first(shape, shelf, room):
+                        found[job] = self._views[job]
+        head = next(self.ranked(pool), None)
+        if head is not None:
+            found[head.id] = head
+        return Snapshot(
+            cycle=cycle,
+            now_ms=self.now_ms,
+            phase=phase,
+            placements=views,
+            candidates=tuple(sorted(found.values(), key=self.rank_key)),
+            head=head.id if head else None,
+            holders=tuple(self._holders.values()),
+            lab_keys=tuple(LabKey(lab=lab, key=key) for key, lab in self._order),
+        )
+
+    def rank_key(self, view: JobView) -> tuple[int, int, JobId]:
+        """P-8: lab's use, then time of entry, then job id."""
+        return (self._keys.get(view.lab, ZERO_KEY), view.entered_ms, view.id)
+
+    def ranked(self, pool: Pool) -> Iterator[JobView]:
+        """All ranked jobs, first to last, lazily."""
+        self._follow(pool)
+        shelves = [
+            (shape, s)
+            for shape, s in self._shelves.items()
+            if s.ready and self._fit(shape, pool)[0]
+        ]
+        for labs in self._groups():
+            lists = [
+                s.ready[lab]
+                for lab in labs
+                for shape, s in shelves
+                if lab in s.ready and self._within_limit(lab, shape)
+            ]
+            merged = lists[0] if len(lists) == 1 else heapq.merge(*lists)
+            for _, job in merged:
+                yield self._views[job]
+
+    def rank(self, job: JobId, pool: Pool) -> int | None:
+        """Position of a ranked job, from 1; None if it is not ranked now."""
+        view = self._views.get(job)
+        if view is None or not self.is_ranked(job, pool):
+            return None
+        mine = self.rank_key(view)
+        ahead = 0
+        for shape, shelf in self._shelves.items():
+            if not self._fit(shape, pool)[0]:
+                continue
+            for lab, entries in shelf.ready.items():
+                if not self._within_limit(lab, shape):
+                    continue
+                key = self._keys[lab]
+                if key < mine[0]:
+                    ahead += len(entries)
+                elif key == mine[0]:
+                    ahead += bisect_left(entries, mine[1:])
+        return ahead + 1
+
+    def is_ranked(self, job: JobId, pool: Pool) -> bool:
+        """Eligible, within its lab's limit, with a fitting placement in service (P-8)."""
+        self._follow(pool)
+        shape = self._shelf_of.get(job)
+        if shape is None or job in self._shelves[shape].delayed:
+            return False
+        return bool(self._fit(shape, pool)[0]) and self._within_limit(self._views[job].lab, shape)
+
+    def view(self, job: JobId) -> JobView | None:
+        """The view of a promoted waiting job."""
+        return self._views.get(job)
+
+    def holders(self) -> tuple[JobView, ...]:
+        """Jobs that hold a reservation."""
+        return tuple(self._holders.values())
+
+    def lab_key(self, lab: LabId) -> int:
+        """The lab's order key; labs not seen yet have used nothing."""
+        return self._keys.get(lab, ZERO_KEY)
+
+    def _groups(self) -> Iterator[list[LabId]]:
+        """Labs in order; those with equal use together."""
+        group: list[LabId] = []
+        last: int | None = None
+        for key, lab in self._order:
+            if key != last and group:
+                yield group
+                group = []
+            group.append(lab)
+            last = key
+        if group:
+            yield group
+
+    def _first(self, shape: Shape, shelf: _Shelf, count: int) -> list[tuple[int, int, JobId]]:
+        """The first `count` ready jobs of a shape in rank order."""
+        first: list[tuple[int, int, JobId]] = []
+        for labs in self._groups():
+            lists = [
+                shelf.ready[lab][:count]
+                for lab in labs
+                if lab in shelf.ready and self._within_limit(lab, shape)
+            ]
+            for at_ms, job in heapq.merge(*lists):
+                first.append((0, at_ms, job))
+                if len(first) == count:
+                    return first
+        return first
+
+    def _within_limit(self, lab: LabId, shape: Shape) -> bool:
+        known = self._labs.get(lab)
+        limit = known.limits.num_gpus if known else None
+        return limit is None or shape.num_gpus <= limit
+
+
+__all__ = ["PlacementView", "QueueIndex", "next_promotable", "promotable", "rounded_floor"]

@@ -1,0 +1,1 @@
+"""Use cases over ports: commands, queries, and the loop that dispatches."""

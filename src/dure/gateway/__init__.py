@@ -1,0 +1,1 @@
+"""OpenAI-compatible proxy in front of backfill replicas (a later release)."""

@@ -1,0 +1,151 @@
+"""One frozen `Settings`, from a TOML file and `DURE_<SECTION>__<KEY>` variables.
+
+An unknown key or a bad value stops the start with a clear sentence. Names that are no
+settings: DURE_URL, DURE_TOKEN, DURE_LANG, DURE_CGROUP_ROOT, DURE_NODE_SERIES, DURE_CONFIG.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from dure.core.errors import DureError, ErrorCode
+from dure.core.policy import Policy
+
+RESERVED = frozenset(
+    {"DURE_URL", "DURE_TOKEN", "DURE_LANG", "DURE_CGROUP_ROOT", "DURE_NODE_SERIES", "DURE_CONFIG"}
+)
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of sections: a misspelt key is refused."""
+
+
+class ServerSettings(Section, frozen=True, kw_only=True):
+    """Where the server listens and keeps its state."""
+
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="0: any free port")] = 8470
+    state_dir: Annotated[str, Meta(description="database, run directories, outputs")] = ""
+    database: Annotated[str, Meta(description="empty: SQLite in state_dir; or postgresql://…")] = ""
+    language: Annotated[str, Meta(pattern="^(en|ko)$", description="of texts without a reader")] = (
+        "en"
+    )
+    admin: Annotated[str, Meta(description="user name of the first administrator")] = "admin"
+    admin_lab: Annotated[str, Meta(description="lab of the first administrator")] = "ADMIN"
+
+
+class EngineSettings(Section, frozen=True, kw_only=True):
+    """Periods of the engine, in seconds."""
+
+    sweep_s: Annotated[float, Meta(gt=0, description="dispatch sweep; hints come at once")] = 5.0
+    idempotency_s: Annotated[
+        float, Meta(gt=0, description="how long an Idempotency-Key is remembered")
+    ] = 86_400.0
+
+
+class LimitsSettings(Section, frozen=True, kw_only=True):
+    """Request limits of the HTTP API, per token."""
+
+    read_per_s: Annotated[float, Meta(gt=0, description="reads a second, sustained")] = 20.0
+    read_burst: Annotated[int, Meta(ge=1, description="reads at once")] = 60
+    submit_per_min: Annotated[float, Meta(gt=0, description="submits a minute")] = 60.0
+    streams: Annotated[int, Meta(ge=1, description="open log or event streams")] = 5
+    body_kib: Annotated[int, Meta(ge=1, description="largest request body")] = 1024
+
+
+class DeclaredGpu(Section, frozen=True, kw_only=True):
+    """Slots that an operator declares where there is no GPU, or tiers of real GPUs."""
+
+    tier: Annotated[str, Meta(min_length=1, description="tier name")]
+    count: Annotated[int, Meta(ge=1, le=64, description="how many slots")] = 1
+    simulated: Annotated[bool, Meta(description="must be true: no GPU stands behind it")] = False
+
+
+class DeclaredTier(Section, frozen=True, kw_only=True):
+    """A tier that is made at first start, if it does not exist yet."""
+
+    name: Annotated[str, Meta(min_length=1, description="tier name")]
+    vram_gb: Annotated[float, Meta(gt=0, description="GPU memory")]
+    tflops: Annotated[float, Meta(gt=0, description="charge rate")]
+    sort_order: Annotated[int, Meta(description="higher is better")] = 0
+    max_gpus: Annotated[int, Meta(ge=1, le=8, description="most GPUs of one job")] = 8
+
+
+class NodeSettings(Section, frozen=True, kw_only=True):
+    """The local machine as a node."""
+
+    enabled: Annotated[bool, Meta(description="false: this server runs no jobs itself")] = True
+    name: Annotated[str, Meta(description="empty: host name")] = ""
+    reserve_mib: Annotated[int, Meta(ge=0, description="memory kept for the system")] = 1024
+    gpus: Annotated[tuple[DeclaredGpu, ...], Meta(description="declared slots")] = ()
+    runtime: Annotated[str, Meta(pattern="^process$", description="how jobs are confined")] = (
+        "process"
+    )
+
+
+class Settings(Section, frozen=True, kw_only=True):
+    """All settings; docs/reference/settings.md lists them with default and reason."""
+
+    server: ServerSettings = ServerSettings()
+    engine: EngineSettings = EngineSettings()
+    limits: LimitsSettings = LimitsSettings()
+    node: NodeSettings = NodeSettings()
+    policy: Policy = Policy()
+    tiers: tuple[DeclaredTier, ...] = ()
+
+    def state_dir(self) -> Path:
+        """Folder of everything that lasts, made absolute."""
+        base = os.environ.get("XDG_STATE_HOME", "~/.local/state")
+        return Path(self.server.state_dir or f"{base}/dure").expanduser().resolve()
+
+    def database_url(self) -> str:
+        """SQLAlchemy URL of the store."""
+        if not self.server.database:
+            return f"sqlite:///{self.state_dir() / 'dure.db'}"
+        return self.server.database.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
+    """Read settings; raise BAD_SETTING with the key and what is wrong with it."""
+    env = os.environ if env is None else env
+    raw: dict[str, Any] = {}
+    if path is not None:
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise DureError(ErrorCode.BAD_SETTING, key=str(path), value=str(error)) from error
+    for name, text in sorted(env.items()):
+        if name.startswith("DURE_") and name not in RESERVED:
+            _apply(raw, name, text)
+    try:
+        return msgspec.convert(raw, Settings, strict=True)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from error
+
+
+def _apply(raw: dict[str, Any], name: str, text: str) -> None:
+    match = re.fullmatch(r"DURE_([A-Z]+)__([A-Z0-9_]+)", name)
+    if match is None:
+        raise DureError(ErrorCode.BAD_SETTING, key=name, value="is not DURE_<SECTION>__<KEY>")
+    section, key = (part.lower() for part in match.groups())
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    table = raw.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise DureError(ErrorCode.BAD_SETTING, key=name, value="is not a section")
+    table[key] = value
+
+
+def _refusal(message: str) -> DureError:
+    text, _, where = message.partition(" - at `$.")
+    return DureError(ErrorCode.BAD_SETTING, key=where.rstrip("`") or "settings", value=text)

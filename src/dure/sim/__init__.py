@@ -1,0 +1,1 @@
+"""Virtual clock and fake cluster that drive the production planner."""

@@ -1,0 +1,152 @@
+"""Planning on the pruned snapshot equals planning on all jobs with a naive sort."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dure.core.invariants import check_plan
+from dure.core.model import Gpu, JobState, Lab, Lease, Limits, Node, NodeHealth, Reservation, Skip
+from dure.core.plan import Dispatch, Release, Reserve
+from dure.core.scheduler import plan
+from tests.core import build as b
+
+TIERS = [b.R4090, b.R3080TI, b.R5090]
+LABS = ["A", "B", "C", "D"]
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> list[Node]:
+    made = []
+    for i in range(draw(st.integers(1, 4))):
+        gpus = [
+            Gpu(
+                index=k, tier=draw(st.sampled_from(TIERS)).name, healthy=draw(st.integers(0, 9)) > 0
+            )
+            for k in range(draw(st.integers(1, 6)))
+        ]
+        health = draw(st.sampled_from([NodeHealth.STABLE] * 5 + list(NodeHealth)))
+        made.append(
+            Node(
+                name=f"n{i}",
+                backend="simulated",
+                gpus=tuple(gpus),
+                health=health,
+                drained=draw(st.integers(0, 9)) == 0,
+                memory_mib=draw(st.sampled_from([32_000, 64_000])),
+            )
+        )
+    return made
+
+
+@st.composite
+def worlds(draw: st.DrawFn):
+    made = draw(nodes())
+    pool = b.pool(TIERS, made)
+    for n in made:
+        for g in n.gpus:
+            if draw(st.booleans()):
+                pool.take(
+                    Lease(
+                        job=900 + g.index,
+                        epoch=int(n.name[1]) + 1,
+                        placement=b.PlacementId(node=n.name, tier=g.tier),
+                        gpus=(g.index,),
+                    )
+                )
+    labs = [
+        b.lab(
+            x,
+            draw(st.sampled_from([0, 0, 5, 5, 70, 1e18])),
+            weight=draw(st.sampled_from([1.0, 2.0])),
+            limits=Limits(num_gpus=draw(st.sampled_from([None, None, None, 1]))),
+        )
+        for x in LABS
+    ]
+    places = [v.id for v in pool.views()]
+    views = []
+    for i in range(draw(st.integers(0, 14))):
+        skip = draw(st.integers(0, 9)) == 0
+        views.append(
+            b.view(
+                i + 1,
+                draw(st.sampled_from(LABS)),
+                draw(st.sampled_from([1, 1, 1, 2, 2, 3, 4])),
+                entered=draw(st.integers(0, 3)),
+                eligible=draw(st.sampled_from([0, 0, 0, 50])),
+                state=draw(
+                    st.sampled_from([JobState.GLOBAL_QUEUE_WAIT] * 4 + [JobState.NODE_WAIT])
+                ),
+                tiers=tuple(draw(st.sampled_from([[], [], ["RTX4090"], ["RTX3080Ti", "RTX5090"]]))),
+                floor_gb=draw(st.sampled_from([0, 0, 10, 20, 24, 30])),
+                skips=(Skip(placement=draw(st.sampled_from(places)), until_ms=90),) if skip else (),
+            )
+        )
+    if views and draw(st.booleans()):
+        k = draw(st.integers(0, len(views) - 1))
+        where = draw(st.sampled_from(places))
+        held = Reservation(placement=where, count=draw(st.integers(1, 2)), since_ms=0, mtflops=1)
+        views[k] = b.msgspec.structs.replace(views[k], reservation=held)
+    return labs, views, pool
+
+
+@settings(max_examples=400, deadline=None)
+@given(worlds())
+def test_plan_on_pruned_snapshot_equals_plan_on_all_jobs(world) -> None:
+    labs, views, pool = world
+    pruned = b.index(labs, views, now_ms=10).snapshot(pool, cycle=0)
+    naive = b.naive_snapshot(labs, views, pool, now_ms=10)
+    assert pruned.head == naive.head
+    got, want = plan(pruned, b.POLICY), plan(naive, b.POLICY)
+    assert got.decisions == want.decisions
+    assert check_plan(naive, want) == []
+    assert sum(isinstance(d, Reserve) for d in got.decisions) <= 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds())
+def test_index_ranks_like_the_naive_sort(world) -> None:
+    labs, views, pool = world
+    index = b.index(labs, views, now_ms=10)
+    naive = b.naive_snapshot(labs, views, pool, now_ms=10)
+    assert [v.id for v in index.ranked(pool)] == [v.id for v in naive.candidates]
+    for position, v in enumerate(naive.candidates, 1):
+        assert index.rank(v.id, pool) == position
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds(), st.randoms(use_true_random=False))
+def test_index_is_a_fold_whose_order_of_changes_does_not_matter(world, rnd) -> None:
+    labs, views, pool = world
+    straight = b.index(labs, views, now_ms=10)
+    shuffled = b.index([], [], now_ms=10)
+    noise = [b.view(v.id, rnd.choice(LABS), 1, entered=rnd.randint(0, 9)) for v in views]
+    for v in noise:
+        shuffled.put(v)
+    mixed = list(views)
+    rnd.shuffle(mixed)
+    for v in mixed:
+        shuffled.put(v)
+    for one in labs:
+        shuffled.put_lab(Lab(name=one.name))
+    for one in reversed(labs):
+        shuffled.put_lab(one)
+    got = shuffled.snapshot(pool, cycle=0)
+    want = straight.snapshot(pool, cycle=0)
+    assert got.candidates == want.candidates
+    assert shuffled.presence_changes(pool) == straight.presence_changes(pool)
+
+
+@settings(max_examples=150, deadline=None)
+@given(worlds())
+def test_nobody_behind_rank_one_is_served_before_it(world) -> None:
+    """I4: the head never yields; what it holds or could start on is not given away."""
+    labs, views, pool = world
+    snapshot = b.naive_snapshot(labs, views, pool, now_ms=10)
+    made = plan(snapshot, b.POLICY)
+    started = [d.job for d in made.decisions if isinstance(d, Dispatch)]
+    order = [v.id for v in snapshot.candidates]
+    assert started == sorted(started, key=order.index)
+    released = {d.job for d in made.decisions if isinstance(d, Release)}
+    for holder in snapshot.holders:
+        assert holder.id == snapshot.head or holder.id in released
