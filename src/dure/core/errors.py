@@ -5,9 +5,10 @@ Rule: core and engine raise `DureError`; only `api.problems` knows HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-Param = str | int | float | None | list[dict[str, object]] | list[str]
+Param = str | int | float | None | Sequence[Mapping[str, object]] | Sequence[str]
 
 
 class ErrorCode(StrEnum):

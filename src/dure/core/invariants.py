@@ -170,7 +170,7 @@ def _account(world: World) -> list[Violation]:
     found += [_v("I3", f"ledger line {key} was booked twice") for key, n in seen.items() if n > 1]
     for a in world.attempts:
         if a.freed_ms is None:
-            if run_ms[a.job, a.epoch]:
+            if run_ms[a.job, a.epoch] and a.booked_to_ms is None:
                 found.append(_v("I3", f"job {a.job}.{a.epoch} was charged while it holds GPUs"))
             continue
         held = len(a.gpus) * (a.freed_ms - a.dispatched_ms)

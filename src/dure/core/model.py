@@ -336,6 +336,9 @@ class Attempt(Value, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     evidence: Evidence | None = None
     segments: tuple[Segment, ...] = ()
+    booked_to_ms: int | None = None
+    """Run time is in the ledger up to here: set when a lost lease was charged."""
+    run_segments: int = 0
     stop: str = ""
     """The stop kind asked of the backend, so that it is asked again after a crash."""
     stop_ms: int = 0

@@ -1,0 +1,117 @@
+"""What the scheduler knows: queue index and pool, folded from the event stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from dure.core.events import Event
+from dure.core.model import Job, JobView, Lab, LabId, Lease, Phase, User
+from dure.core.placement import Pool, shape_of
+from dure.core.policy import Policy
+from dure.core.queues import QueueIndex
+from dure.core.retry import Context
+from dure.ports import Reads
+
+
+class World:
+    """Queue index, pool, labs and phase at one event id.
+
+    Rule: `lock` is taken after the store's writer lock, never before it.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.lock = threading.RLock()
+        self.index = QueueIndex(policy.half_life_ms)
+        self.pool = Pool()
+        self.labs: dict[LabId, Lab] = {}
+        self.phase = Phase.NORMAL
+        self.cycle = 0
+        self.last_event_id = 0
+
+    def load(self, tx: Reads, now_ms: int) -> None:
+        """Start from the stored truth instead of folding all history."""
+        with self.lock:
+            self.index.advance(now_ms)
+            for tier in tx.tiers():
+                self.pool.put_tier(tier)
+            for node in tx.nodes():
+                self.pool.put_node(node)
+            for lab in tx.labs():
+                self._put_lab(lab)
+            for attempt in tx.open_attempts():
+                self.pool.take(
+                    Lease(
+                        job=attempt.job,
+                        epoch=attempt.epoch,
+                        placement=attempt.placement,
+                        gpus=attempt.gpus,
+                    )
+                )
+            for job in tx.live_jobs():
+                self.index.put(view_of(job, now_ms))
+            self.phase = tx.phase()
+            self.last_event_id = tx.last_event_id()
+
+    def apply(self, events: Iterable[Event]) -> None:
+        """Fold committed events, in commit order."""
+        with self.lock:
+            for event in events:
+                if event.id > self.last_event_id:
+                    self._fold(event)
+                    self.last_event_id = event.id
+
+    def _fold(self, event: Event) -> None:
+        self.index.advance(event.at_ms)
+        if event.view is not None:
+            self.index.put(event.view)
+        if event.taken is not None:
+            self.pool.take(event.taken)
+        if event.freed is not None and event.job is not None:
+            self.pool.release(event.job, event.freed)
+        if event.lab is not None:
+            self._put_lab(event.lab)
+        if event.tier is not None:
+            self.pool.put_tier(event.tier)
+        if event.node is not None:
+            self.pool.put_node(event.node)
+        if event.phase is not None:
+            self.phase = event.phase
+        if event.name.value == "node.removed" and event.node_id is not None:
+            self.pool.remove_node(event.node_id)
+        if event.name.value == "tier.removed" and event.tier_id is not None:
+            self.pool.remove_tier(event.tier_id)
+
+    def _put_lab(self, lab: Lab) -> None:
+        self.labs[lab.name] = lab
+        self.index.put_lab(lab)
+
+    def context(self, now_ms: int) -> Context:
+        """The pool as `core.retry` and promotion look at it."""
+        with self.lock:
+            return Context(now_ms=now_ms, placements=self.pool.views(now_ms))
+
+
+def view_of(job: Job, now_ms: int) -> JobView:
+    """A job as the scheduler sees it."""
+    return JobView(
+        id=job.id,
+        lab=job.lab,
+        user=job.user,
+        state=job.state,
+        shape=shape_of(job, now_ms),
+        entered_ms=job.entered_ms,
+        eligible_ms=job.eligible_ms,
+        epoch=job.epoch,
+        reservation=job.reservation,
+    )
+
+
+def slots_limit(user: User, lab: Lab | None, policy: Policy) -> int:
+    """Slots of a user: user over lab over default (policy 2)."""
+    if user.limits.slots is not None:
+        return user.limits.slots
+    if lab is not None and lab.limits.slots is not None:
+        return lab.limits.slots
+    return policy.slots_per_user
