@@ -187,7 +187,12 @@ class Store(Protocol):
         ...
 
     def write(self) -> AbstractContextManager[Writes]:
-        """One transaction. Writers go one at a time, over all processes."""
+        """One transaction. Writers go one at a time, over all processes.
+
+        After `GpuTaken`, `AlreadyBooked` or a `LookupError` it can only roll back. It never
+        nests. A STORE_FAILED while committing leaves open whether it was kept: event ids
+        are contiguous, so a reader finds out with `events(after=last seen)`.
+        """
         ...
 
     def subscribe(self, tell: Callable[[list[Event]], None]) -> None:

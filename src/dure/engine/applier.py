@@ -12,8 +12,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from dure.core.account import LOST
 from dure.core.events import EventName
 from dure.core.lifecycle import JobEvent, step
+from dure.core.maintenance import dispatches
 from dure.core.model import Attempt, Job, Node, NodeId, PlacementId
 from dure.core.placement import PlacementView, share
 from dure.core.plan import (
@@ -64,7 +66,9 @@ def _write(work: Work, snapshot: Snapshot, plan: Plan) -> list[Decision]:
     kept: list[Decision] = []
     for decision in plan.decisions:
         if decision.job in changed or not _still_idle(work, decision):
-            continue
+            # What follows was planned on this one: it may need what a release frees, or
+            # take what an earlier job could now have. The next cycle decides anew.
+            break
         _write_one(work, decision)
         kept.append(decision)
     return kept
@@ -74,6 +78,8 @@ def _still_idle(work: Work, decision: Decision) -> bool:
     """The placement still takes work and still has the GPUs; else the next cycle decides."""
     if isinstance(decision, Release):
         return True
+    if not dispatches(work.tx.phase()):
+        return False  # maintenance began between plan and apply (I7)
     view = work.placement(decision.placement)
     if view is None or not view.takes_work:
         return False
@@ -219,6 +225,7 @@ def launch_order(
 
 def launch(engine: Engine, orders: Sequence[LaunchOrder]) -> list[LaunchResult]:
     """Ask the backends; return what they refused, which goes back in line (policy 5)."""
+    _fence_earlier(engine, orders)
     by_backend: dict[str, list[LaunchOrder]] = defaultdict(list)
     refused: list[LaunchResult] = []
     for order in orders:
@@ -232,6 +239,19 @@ def launch(engine: Engine, orders: Sequence[LaunchOrder]) -> list[LaunchResult]:
         results = engine.backends[name].launch(batch)
         refused += [r for r in results if r.status is LaunchStatus.REFUSED]
     return refused
+
+
+def _fence_earlier(engine: Engine, orders: Sequence[LaunchOrder]) -> None:
+    """A lost lease must not come back beside its successor (policy 6)."""
+    again = [o.key for o in orders if o.key.epoch > 1]
+    if not again:
+        return
+    with engine.store.read() as tx:
+        earlier = [a for key in again for a in tx.attempts(key.job) if a.epoch < key.epoch]
+    for attempt in earlier:
+        backend = engine.backend_of(attempt.placement.node)
+        if attempt.freed_ms is None and attempt.outcome in LOST and backend is not None:
+            backend.fence([LeaseKey(job=attempt.job, epoch=attempt.epoch)])
 
 
 def _refusal(key: LeaseKey, reason: str) -> LaunchResult:

@@ -33,6 +33,7 @@ from dure.core.model import (
 )
 from dure.core.placement import fits, no_fit, shape_of
 from dure.core.reservation import settle
+from dure.core.retry import waited
 from dure.engine.engine import Engine, owned
 from dure.engine.faultpoints import reached
 from dure.engine.work import Work
@@ -103,7 +104,8 @@ def _accept(
     waiting = work.tx.waiting_count(actor.name)
     position = queue[-1].position if queue else 0.0
     jobs: list[Job] = []
-    for request in requests:
+    for asked in requests:
+        request = _with_default_limit(engine, asked)
         lab = work.tx.lab(request.lab)
         check_request(engine, work, actor, lab, request)
         limit = narrowest(
@@ -113,12 +115,14 @@ def _accept(
         )
         if waiting + len(jobs) >= limit:
             raise DureError(ErrorCode.QUEUE_LIMIT, limit=limit)
-        position += _POSITION_STEP
+        job_id = work.tx.next_job_id()
+        # Behind promoted jobs too: a hold may bring them back to this queue.
+        position = max(position + _POSITION_STEP, job_id * _POSITION_STEP)
         jobs.append(
             Job(
-                id=work.tx.next_job_id(),
+                id=job_id,
                 user=actor.name,
-                request=_with_default_limit(engine, request),
+                request=request,
                 state=JobState.PERSONAL_QUEUE_WAIT,
                 submitted_ms=work.now_ms,
                 position=position,
@@ -254,7 +258,11 @@ def hold(engine: Engine, actor: User, job_id: JobId) -> Job:
         if state in PROMOTED_WAIT:
             state = step(state, JobEvent.DEMOTED)
         after = msgspec.structs.replace(
-            settled.job, state=state, held=True, entered_ms=0, node_wait_since_ms=0
+            waited(settled.job, work.now_ms, engine.policy),
+            state=state,
+            held=True,
+            entered_ms=0,
+            fit_lost=False,
         )
         work.put(after, EventName.JOB_HELD)
         work.promote([job.user])

@@ -12,6 +12,7 @@ from dure.core.invariants import check_plan
 from dure.core.lifecycle import JobEvent, step
 from dure.core.model import ACTIVE, JobId, JobState, Phase
 from dure.core.plan import Plan, Snapshot
+from dure.core.retry import waited
 from dure.core.scheduler import plan
 from dure.engine.applier import apply
 from dure.engine.engine import Engine
@@ -19,6 +20,10 @@ from dure.engine.reconciler import collect, reconcile, record_refusals
 from dure.engine.work import Work, any_fit
 
 log = structlog.get_logger("dure.controller")
+_NEXT_PHASE = {
+    Phase.DRAINING: Phase.BACKFILL_RECOVERY,
+    Phase.BACKFILL_RECOVERY: Phase.ACTIVE,
+}
 
 
 class Controller:
@@ -31,6 +36,7 @@ class Controller:
         self.last_plan: Plan | None = None
         self._cursors: dict[str, int] = {}
         self._pool_seen = -1
+        self._sweep_due_ms = 0
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -56,7 +62,8 @@ class Controller:
             hinted = self._wake.wait(self._patience_s())
             self._wake.clear()
             try:
-                if hinted:
+                # Hints that come without a pause must not keep the sweep away.
+                if hinted and self.engine.clock.now_ms() < self._sweep_due_ms:
                     self.turn()
                 else:
                     self.sweep()
@@ -79,6 +86,7 @@ class Controller:
         """Take in what happened and dispatch until nothing more moves."""
         kept = 0
         while True:
+            self.engine.catch_up()
             seen = collect(self.engine, self._cursors)
             done = self._cycle()
             kept += done
@@ -88,6 +96,10 @@ class Controller:
 
     def sweep(self) -> int:
         """A turn that also looks at what no hint tells: intents, timers, lost fits."""
+        self._sweep_due_ms = self.engine.clock.now_ms() + round(self.sweep_s * 1000)
+        # The store may hold what no subscriber here was told of.
+        self.engine.world.behind = True
+        self.engine.catch_up()
         reconcile(self.engine)
         kept = self.turn()
         self._promote_due()
@@ -133,16 +145,18 @@ class Controller:
         )
         if job is None or job.state is not expected:
             return
-        waited_ms = work.now_ms - job.node_wait_since_ms if job.node_wait_since_ms else 0
-        steps = waited_ms // round(self.engine.policy.node_wait_step_s * 1000)
         absent = event is JobEvent.NODE_ABSENT
+        lost = absent and not any_fit(job, work.context)
         after = msgspec.structs.replace(
-            job,
+            waited(job, work.now_ms, self.engine.policy),
             state=step(job.state, event),
-            node_wait_since_ms=work.now_ms if absent else 0,
-            node_wait_count=job.node_wait_count + (0 if absent else steps),
+            fit_lost=lost,
         )
+        if absent:
+            after = msgspec.structs.replace(after, node_wait_since_ms=work.now_ms)
         work.put(after, EventName.JOB_NODE_WAIT if absent else EventName.JOB_NODE_BACK)
+        if lost:
+            work.tell(after, EventName.JOB_FIT_LOST)
 
     def _promote_due(self) -> None:
         """Personal queues whose jobs became promotable by time or by a returned fit."""
@@ -165,15 +179,18 @@ class Controller:
     def _advance_phase(self) -> None:
         """Maintenance goes on by itself when nothing runs (policy 8's `leaves` column)."""
         engine = self.engine
-        if engine.world.phase not in (Phase.DRAINING, Phase.BACKFILL_RECOVERY):
+        if engine.world.phase not in _NEXT_PHASE:
+            return
+        with engine.store.read() as tx:
+            # Looked at outside `change`, whose hint would call the next turn at once.
+            running = any(j.state in ACTIVE for j in tx.live_jobs())
+        if engine.world.phase is Phase.DRAINING and running:
             return
         with engine.change("admin") as work:
-            running = [j for j in work.tx.live_jobs() if j.state in ACTIVE]
-            if engine.world.phase is Phase.DRAINING and running:
+            # Read again: an administrator may have aborted meanwhile. No backfill yet: the
+            # last replica is gone as soon as recovery begins.
+            after = _NEXT_PHASE.get(work.tx.phase())
+            if after is None:
                 return
-            # No backfill yet: the last replica is gone as soon as recovery begins.
-            after = (
-                Phase.BACKFILL_RECOVERY if engine.world.phase is Phase.DRAINING else Phase.ACTIVE
-            )
             work.tx.put_phase(after)
             work.emit(Event(name=EventName.MAINTENANCE_CHANGED, at_ms=work.now_ms, phase=after))

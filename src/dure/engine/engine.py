@@ -56,6 +56,16 @@ class Engine:
         reached(f"{point}.after_commit")
         self.wake()
 
+    def catch_up(self) -> None:
+        """Fold what the store has and this world has not seen."""
+        world = self.world
+        while world.behind:
+            with self.store.read() as tx:
+                events = tx.events(after=world.last_event_id, limit=1000)
+            with world.lock:
+                world.behind = len(events) == 1000
+                world.apply(events)
+
     def gate(self, action: Action) -> None:
         """Raise SERVICE_MAINTENANCE when the phase does not let `action` through."""
         gate(self.world.phase, action)

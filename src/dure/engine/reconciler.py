@@ -12,10 +12,13 @@ import msgspec
 import structlog
 
 from dure.core.account import LOST, close, lose
+from dure.core.errors import IllegalTransition
 from dure.core.events import Event, EventName
 from dure.core.lifecycle import JobEvent, allowed, step
+from dure.core.maintenance import dispatches
 from dure.core.model import (
     ACTIVE,
+    PROMOTED_WAIT,
     TERMINAL,
     WAITING,
     Attempt,
@@ -23,11 +26,15 @@ from dure.core.model import (
     Job,
     JobId,
     JobState,
+    Node,
     NodeHealth,
+    NodeId,
     Outcome,
+    RetryOn,
     UserId,
 )
-from dure.core.retry import conclude, judge, started
+from dure.core.reservation import settle
+from dure.core.retry import conclude, judge, started, waited
 from dure.engine.applier import launch, launch_order
 from dure.engine.engine import Engine
 from dure.engine.work import Work
@@ -107,6 +114,7 @@ class _Recorder:
         self.engine = engine
         self.work = work
         self.freed_slots: set[UserId] = set()
+        self._nodes: dict[NodeId, Node] = {}
         self.to_fence: dict[str, list[LeaseKey]] = {}
 
     def take(self, seen: Observation) -> None:
@@ -114,7 +122,11 @@ class _Recorder:
             case NodeChanged() | GpuChanged():
                 self._pool(seen)
             case _:
-                self._lease(seen)
+                try:
+                    self._lease(seen)
+                except IllegalTransition as error:
+                    # One report that cannot be must not keep all others out for ever.
+                    log.error("observation_refused", job=seen.key.job, error=str(error))  # noqa: TRY400
 
     def _lease(
         self, seen: Started | Resumed | Exited | Freed | Beat | Returned | LeaseExpired
@@ -133,6 +145,9 @@ class _Recorder:
                 self._exited(job, attempt, seen)
             case Freed():
                 self._freed(job, attempt, seen.at_ms)
+            case LeaseExpired(node_state=NodeHealth.SUSPECTED):
+                # Decided when the node is STABLE or OFFLINE; the backend says so then.
+                log.warning("lease_expired_while_suspected", job=seen.key.job)
             case LeaseExpired():
                 gone = seen.node_state is NodeHealth.OFFLINE
                 self._lost(job, attempt, Outcome.NODE_LOST if gone else Outcome.LEASE_EXPIRED)
@@ -148,7 +163,9 @@ class _Recorder:
         return max(earliest, min(at_ms, self.work.now_ms))
 
     def _started(self, job: Job, attempt: Attempt, at_ms: int) -> None:
-        if attempt.started_ms is not None or attempt.ended_ms is not None:
+        # What a lost lease tells late still counts as a start (JOB_ATTEMPT).
+        late = attempt.outcome in LOST and job.state in PROMOTED_WAIT
+        if attempt.started_ms is not None or (attempt.ended_ms is not None and not late):
             return
         if attempt.epoch != job.epoch:
             self._stale(job, attempt, "started")
@@ -177,21 +194,17 @@ class _Recorder:
             return
         at_ms = self._within(attempt, seen.at_ms)
         attempt = msgspec.structs.replace(attempt, ended_ms=at_ms, evidence=seen.evidence)
-        if late and job.state not in (*WAITING, JobState.CANCELLING):
-            self.work.put_attempt(attempt)
-            return
         outcome = self._outcome(job, attempt, seen.evidence)
-        if late and outcome not in (Outcome.COMPLETED, Outcome.ERROR, Outcome.TIMED_OUT):
-            # The loss has been dealt with: a late failure of another kind adds nothing.
+        if late and not (job.state in PROMOTED_WAIT and _ends(job, outcome)):
+            # The loss has been dealt with: what would only repeat the job adds nothing.
             self.work.put_attempt(attempt)
             return
+        if late:
+            job = self._settled(job)
         self._conclude(job, attempt, outcome)
 
-    @staticmethod
-    def _outcome(job: Job, attempt: Attempt, evidence: Evidence) -> Outcome:
-        if attempt.stop == StopKind.DRAIN.value and job.state is not JobState.CANCELLING:
-            return Outcome.DRAINED
-        return judge(evidence, cancelled=job.state is JobState.CANCELLING)
+    def _outcome(self, job: Job, attempt: Attempt, evidence: Evidence) -> Outcome:
+        return self._stopped(job, attempt) or judge(evidence, cancelled=False)
 
     def _lost(self, job: Job, attempt: Attempt, outcome: Outcome) -> None:
         if attempt.ended_ms is not None:
@@ -199,19 +212,39 @@ class _Recorder:
         if attempt.epoch != job.epoch or job.state not in ACTIVE:
             self._stale(job, attempt, "lease_expired")
             return
-        if job.state is JobState.CANCELLING:
-            outcome = Outcome.CANCELLED
+        if attempt.started_ms is None and outcome is Outcome.LEASE_EXPIRED:
+            # Never acknowledged: the node's fault, as a refusal (policy 5).
+            outcome = Outcome.LAUNCH_REFUSED
         attempt = msgspec.structs.replace(attempt, ended_ms=self.work.now_ms, outcome=outcome)
         if outcome in LOST:
             lost = lose(job, attempt, self.work.now_ms)
             self.work.book(lost.entries)
             job, attempt = lost.job, lost.attempt
-        self._conclude(job, attempt, outcome)
+        self._conclude(job, attempt, self._stopped(job, attempt) or outcome, seen_as=outcome)
+
+    @staticmethod
+    def _stopped(job: Job, attempt: Attempt) -> Outcome | None:
+        """What was asked of the attempt decides what becomes of the job, however it ends."""
+        if job.state is JobState.CANCELLING:
+            return Outcome.CANCELLED
+        return Outcome.DRAINED if attempt.stop == StopKind.DRAIN.value else None
+
+    def _settled(self, job: Job) -> Job:
+        """Charge what a waiting job has reserved: its lost attempt has come back."""
+        settled = settle(job, self.work.now_ms)
+        self.work.book(settled.entries)
+        return settled.job
 
     def _resumed(self, job: Job, attempt: Attempt, seen: Resumed) -> None:
         """The node returned and nobody re-claimed: the same lease goes on."""
-        current = attempt.epoch == job.epoch and attempt.outcome is Outcome.NODE_LOST
-        if not (current and allowed(job.state, JobEvent.RESUMED)):
+        current = (
+            attempt.epoch == job.epoch
+            and attempt.outcome is Outcome.NODE_LOST
+            and attempt.freed_ms is None
+        )
+        # In maintenance a node that returns is told to stop its old job (policy 8).
+        goes_on = dispatches(self.work.tx.phase()) and allowed(job.state, JobEvent.RESUMED)
+        if not (current and goes_on):
             self._stale(job, attempt, "resumed")
             return
         self.work.put_attempt(
@@ -223,7 +256,10 @@ class _Recorder:
             )
         )
         after = msgspec.structs.replace(
-            job, state=step(job.state, JobEvent.RESUMED), node_wait_since_ms=0, eligible_ms=0
+            waited(self._settled(job), self.work.now_ms, self.engine.policy),
+            state=step(job.state, JobEvent.RESUMED),
+            eligible_ms=0,
+            waiting_for="",
         )
         self.work.put(after, EventName.JOB_STARTED, start_no=attempt.start_no, resumed=1)
 
@@ -246,9 +282,15 @@ class _Recorder:
         assert closing is not None
         self._freed(after, closing, now)
 
-    def _conclude(self, job: Job, attempt: Attempt, outcome: Outcome) -> None:
-        """The command ended: the job's next state, by the one table of core.retry."""
-        attempt = msgspec.structs.replace(attempt, outcome=outcome)
+    def _conclude(
+        self, job: Job, attempt: Attempt, outcome: Outcome, seen_as: Outcome | None = None
+    ) -> None:
+        """The command ended: the job's next state, by the one table of core.retry.
+
+        `seen_as` is how the attempt itself ended, where that differs: a job that is being
+        cancelled may lose its lease, and is charged as what it is, a loss.
+        """
+        attempt = msgspec.structs.replace(attempt, outcome=seen_as or outcome)
         after = conclude(job, attempt, outcome, self.work.context, self.engine.policy)
         if after.state in WAITING and attempt.started_ms is None and attempt.segments:
             # No process started and the job waits on: its segments wait with it.
@@ -294,7 +336,8 @@ class _Recorder:
 
     def _pool(self, seen: NodeChanged | GpuChanged) -> None:
         with self.engine.world.lock:
-            nodes = dict(self.engine.world.pool.nodes)
+            # What this batch has changed is not in the world before the commit.
+            nodes = {**self.engine.world.pool.nodes, **self._nodes}
         if isinstance(seen, NodeChanged):
             old = nodes.get(seen.node.name)
             node = seen.node
@@ -310,6 +353,7 @@ class _Recorder:
             gpus = tuple(seen.gpu if g.index == seen.gpu.index else g for g in old.gpus)
             node = msgspec.structs.replace(old, gpus=gpus)
         if node != old:
+            self._nodes[node.name] = node
             self.work.tx.put_node(node)
             self.work.emit(
                 Event(
@@ -319,6 +363,13 @@ class _Recorder:
                     node=node,
                 )
             )
+
+
+def _ends(job: Job, outcome: Outcome) -> bool:
+    """Whether a late outcome ends a job that waits to be repeated anyway."""
+    if outcome is Outcome.ERROR:
+        return job.request.retry.on is not RetryOn.ERROR
+    return outcome in (Outcome.COMPLETED, Outcome.TIMED_OUT)
 
 
 # -- agreeing after a restart --------------------------------------------------------

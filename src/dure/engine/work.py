@@ -40,7 +40,8 @@ class Work:
     def __init__(self, tx: Writes, world: World, now_ms: int, actor: str = "") -> None:
         self.tx = tx
         self.world = world
-        self.now_ms = now_ms
+        # Time never runs back: an attempt would end before it began.
+        self.now_ms = max(now_ms, world.index.now_ms)
         self.actor = actor
         self._jobs: dict[JobId, Job] = {}
         self._dirty: dict[JobId, Job] = {}

@@ -29,11 +29,17 @@ class World:
         self.phase = Phase.NORMAL
         self.cycle = 0
         self.last_event_id = 0
+        self.behind = False
+        """Events are missing here: another server wrote them, or a COMMIT's answer was lost."""
 
     def load(self, tx: Reads, now_ms: int) -> None:
         """Start from the stored truth instead of folding all history."""
         with self.lock:
+            last = tx.last_event_id()
             self.index.advance(now_ms)
+            for event in tx.events(after=last - 1, limit=1) if last else ():
+                # A clock that was set back before the restart does not turn time back.
+                self.index.advance(event.at_ms)
             for tier in tx.tiers():
                 self.pool.put_tier(tier)
             for node in tx.nodes():
@@ -52,13 +58,16 @@ class World:
             for job in tx.live_jobs():
                 self.index.put(view_of(job, now_ms))
             self.phase = tx.phase()
-            self.last_event_id = tx.last_event_id()
+            self.last_event_id = last
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Fold committed events, in commit order."""
+        """Fold committed events, in commit order; after a gap nothing until it is closed."""
         with self.lock:
             for event in events:
-                if event.id > self.last_event_id:
+                if event.id > self.last_event_id + 1:
+                    self.behind = True
+                    return
+                if event.id == self.last_event_id + 1:
                     self._fold(event)
                     self.last_event_id = event.id
 
@@ -102,7 +111,8 @@ def view_of(job: Job, now_ms: int) -> JobView:
         state=job.state,
         shape=shape_of(job, now_ms),
         entered_ms=job.entered_ms,
-        eligible_ms=job.eligible_ms,
+        # An edit may give a promoted job a `not_before`: it waits unranked until then.
+        eligible_ms=max(job.eligible_ms, job.request.not_before_ms),
         epoch=job.epoch,
         reservation=job.reservation,
     )

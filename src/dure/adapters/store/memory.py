@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from dure.core.errors import DureError, ErrorCode
 from dure.core.events import Event
 from dure.core.model import (
     SLOT_STATES,
@@ -76,6 +77,7 @@ class _Tx:
     def __init__(self, overlay: _Overlay) -> None:
         self._o = overlay
         self.emitted: list[Event] = []
+        self.spoiled = False
 
     # -- plumbing --
 
@@ -147,6 +149,9 @@ class _Tx:
 
     def put_jobs(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
+            if self.job(job.id) is None:
+                self.spoiled = True
+                raise LookupError(f"job {job.id}")
             raised = msgspec.structs.replace(job, version=job.version + 1)
             self._put("jobs", job.id, raised)
             self._track(job)
@@ -181,6 +186,7 @@ class _Tx:
             for gpu in a.gpus:
                 place = (a.placement.node, gpu)
                 if self._get("gpus", place) is not None:
+                    self.spoiled = True
                     raise GpuTaken(f"GPU {gpu} of {a.placement.node}")
                 self._put("gpus", place, (a.job, a.epoch))
             self._put("attempts", (a.job, a.epoch), a)
@@ -188,6 +194,9 @@ class _Tx:
 
     def put_attempts(self, attempts: Sequence[Attempt]) -> None:
         for a in attempts:
+            if self.attempt(a.job, a.epoch) is None:
+                self.spoiled = True
+                raise LookupError(f"attempt {a.job}.{a.epoch}")
             self._put("attempts", (a.job, a.epoch), a)
             if a.freed_ms is not None:
                 self._drop("open_attempts", (a.job, a.epoch))
@@ -199,6 +208,7 @@ class _Tx:
         for entry in entries:
             key = (entry.job, entry.epoch, entry.kind, entry.segment)
             if self._get("ledger", key) is not None:
+                self.spoiled = True
                 raise AlreadyBooked(str(key))
             self._put("ledger", key, entry)
 
@@ -311,6 +321,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._tables: dict[str, dict[Any, Any]] = {name: {} for name in _TABLES}
         self._lock = threading.RLock()
+        self._writing = False
         self._tell: list[Callable[[list[Event]], None]] = []
 
     @contextmanager
@@ -323,10 +334,19 @@ class MemoryStore:
     def write(self) -> Iterator[Writes]:
         """One transaction; an exception leaves nothing behind."""
         with self._lock:
-            overlay = _Overlay(self._tables)
-            tx = _Tx(overlay)
-            yield tx
-            overlay.commit()
+            if self._writing:
+                raise RuntimeError("a write transaction inside another one")
+            self._writing = True
+            try:
+                overlay = _Overlay(self._tables)
+                tx = _Tx(overlay)
+                yield tx
+                if tx.spoiled:
+                    # Half a batch is in the overlay: the same answer as the SQL stores.
+                    raise DureError(ErrorCode.STORE_FAILED, reason="went on after a refusal")
+                overlay.commit()
+            finally:
+                self._writing = False
             if tx.emitted:
                 for tell in self._tell:
                     tell(tx.emitted)

@@ -1,0 +1,1 @@
+"""The schema's history; alembic runs it when a store opens."""
