@@ -119,8 +119,10 @@ def main() -> None:
         metrics[f"empty_cycle_{label}_ms_p99"] = round(p99, 4)
         rate, count = decisions_per_s(index)
         metrics[f"decisions_per_s_{label}"] = round(rate)
-        print(f"{waiting:>9} waiting: empty cycle p50 {p50:.4f} ms p99 {p99:.4f} ms thread time; "
-              f"{count} decisions at {rate:,.0f}/s; index {metrics[f'rss_mib_{label}']} MiB")
+        print(
+            f"{waiting:>9} waiting: empty cycle p50 {p50:.4f} ms p99 {p99:.4f} ms thread time; "
+            f"{count} decisions at {rate:,.0f}/s; index {metrics[f'rss_mib_{label}']} MiB"
+        )
         del index
     metrics["decisions_per_s"] = metrics["decisions_per_s_100k"]
     print(json.dumps({"name": "cycle", "metrics": metrics}))

@@ -10,6 +10,7 @@ import argparse
 import json
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from dure.adapters.clock import SystemClock
@@ -79,7 +80,7 @@ def main() -> None:
     assert all(j.state is JobState.COMPLETED for j in jobs.values())
     submit = [attempts[i].started_ms - jobs[i].submitted_ms for i in fresh]
     line = sorted((attempts[i] for i in queued), key=lambda a: a.dispatched_ms)
-    freed = [b.started_ms - a.freed_ms for a, b in zip(line, line[1:], strict=False)]
+    freed = [b.started_ms - a.freed_ms for a, b in pairwise(line)]
     metrics = {
         "freed_to_started_ms_p50": percentile(freed, 0.5),
         "freed_to_started_ms_p99": percentile(freed, 0.99),

@@ -85,6 +85,9 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     enabled: Annotated[bool, Meta(description="false: this server runs no jobs itself")] = True
     name: Annotated[str, Meta(description="empty: host name")] = ""
     reserve_mib: Annotated[int, Meta(ge=0, description="memory kept for the system")] = 1024
+    gpu_tiers: Annotated[
+        dict[str, str], Meta(description="tier of a GPU by the name its driver tells")
+    ] = {}
     gpus: Annotated[tuple[DeclaredGpu, ...], Meta(description="declared slots")] = ()
     runtime: Annotated[str, Meta(pattern="^process$", description="how jobs are confined")] = (
         "process"

@@ -1,0 +1,53 @@
+# Two commands do all set-up: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STATE  ?= var/server
+
+.PHONY: setup demo up down test lint format bench clean help
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.demo ## make .venv with what the server and the examples need
+
+$(VENV)/.made:
+	@sh tools/check-python.sh $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.made requirements/demo.txt pyproject.toml sdk/pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/demo.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./sdk
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@touch $@
+
+demo: $(VENV)/.demo ## a real run of two labs' training jobs on this machine, ends by itself
+	$(BIN)/python tools/demo.py
+
+up: $(VENV)/.demo ## start a server here and leave it running (`make down` stops it)
+	$(BIN)/python tools/up.py start $(STATE)
+
+down: ## stop the server that `make up` started; running jobs go on
+	$(BIN)/python tools/up.py stop $(STATE)
+
+test: ## everything CI checks, with seconds per stage
+	@sh tools/test-packages.sh
+	@$(MAKE) --no-print-directory $(VENV)/.dev
+	$(BIN)/python tools/stages.py
+
+lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts
+	$(BIN)/python tools/stages.py lint
+
+format: $(VENV)/.dev ## let ruff format everything
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev ## all benchmarks; each prints one JSON object as its last line
+	@for b in bench/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+clean: ## remove what was built
+	rm -rf $(VENV) var .mypy_cache .ruff_cache .hypothesis

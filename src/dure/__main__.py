@@ -1,6 +1,0 @@
-"""Runs `dure` as `python -m dure`."""
-
-from dure.wiring import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,98 @@
+"""Concrete classes chosen by the settings, put together."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from dure.adapters.clock import SystemClock, SystemIds
+from dure.adapters.compute.local.backend import LocalBackend
+from dure.adapters.compute.local.gpus import Declared, Machine
+from dure.adapters.runtime.process import ProcessRuntime
+from dure.adapters.store.sql import SqlStore
+from dure.core.model import Node, Tier, UserId
+from dure.engine import admin
+from dure.engine.controller import Controller
+from dure.engine.engine import Engine
+from dure.ports import ComputeBackend, Store
+from dure.settings import Settings
+from dure.wiring.tiers import declared, missing_tiers
+
+log = structlog.get_logger("dure.server")
+
+
+class Installation:
+    """One server's parts, built but not yet running."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.state_dir = settings.state_dir()
+        self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.store: Store = SqlStore(settings.database_url())
+        with self.store.read() as tx:
+            newest = tx.events(after=max(0, tx.last_event_id() - 1), limit=1)
+        # Time goes on from the last thing that was written, even after a clock set back.
+        self.clock = SystemClock(not_before_ms=newest[-1].at_ms if newest else 0)
+        self.backends: dict[str, ComputeBackend] = {}
+        if settings.node.enabled:
+            self.backends["local"] = self._local()
+        self.engine = Engine(self.store, self.clock, settings.policy, self.backends)
+        self.controller = Controller(self.engine, settings.engine.sweep_s)
+
+    def _local(self) -> LocalBackend:
+        node = self.settings.node
+        slots = [Declared(tier=g.tier, count=g.count, simulated=g.simulated) for g in node.gpus]
+        machine = Machine(
+            node.name or socket.gethostname().split(".")[0] or "local",
+            slots,
+            tiers=node.gpu_tiers,
+            reserve_mib=node.reserve_mib,
+        )
+        return LocalBackend(self.state_dir / "runs", machine, ProcessRuntime(), self.clock)
+
+    def register(self) -> str:
+        """Make tiers, nodes and, on an empty store, the first administrator.
+
+        Returns the administrator's token when it has just been made, else an empty string.
+        """
+        named = declared(self.settings.tiers)
+        for backend in self.backends.values():
+            for node in backend.inventory().nodes:
+                self._register(node, named)
+        server = self.settings.server
+        if not admin.bootstrap(self.engine, server.admin, server.admin_lab):
+            return ""
+        made = admin.make_token(
+            self.engine, SystemIds(), UserId(server.admin), "first start", days=3650
+        )
+        keep_secret(self.state_dir / "admin-token", made.secret)
+        return made.secret
+
+    def _register(self, node: Node, named: Mapping[str, Tier]) -> None:
+        with self.store.read() as tx:
+            existing: list[str] = [t.name for t in tx.tiers()]
+        for tier in missing_tiers(node, existing, named):
+            admin.put_tier(self.engine, "server", tier)
+            existing.append(tier.name)
+        unknown = sorted({g.tier for g in node.gpus} - set(existing))
+        if unknown:
+            log.warning("gpus_without_tier", tiers=unknown, hint="add [[tiers]] to the settings")
+        admin.put_node(self.engine, "server", node)
+
+    def close(self) -> None:
+        """Stop what runs here; jobs go on under their supervisors."""
+        self.controller.stop()
+        for backend in self.backends.values():
+            backend.close()
+        self.store.close()
+
+
+def keep_secret(path: Path, secret: str) -> None:
+    """Write a secret that only its owner can read, from the first byte on."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(secret + "\n")

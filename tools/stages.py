@@ -1,0 +1,54 @@
+"""Run the stages of `make test` in order and print the seconds of each.
+
+`python tools/stages.py` runs all; names run those (`lint`, `core`, …). The first stage that
+fails ends the run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+
+PYTEST = [str(BIN / "python"), "-m", "pytest"]
+STAGES: dict[str, list[list[str]]] = {
+    "lint": [
+        [str(BIN / "ruff"), "format", "--check", "."],
+        [str(BIN / "ruff"), "check", "."],
+        [str(BIN / "mypy")],
+        [str(BIN / "lint-imports"), "--no-cache"],
+    ],
+    "tidy": [[*PYTEST, "tests/tidy"]],
+    "core": [[*PYTEST, "-n", "2", "tests/core"]],
+    "engine": [[*PYTEST, "-n", "2", "tests/engine"]],
+    "contract": [[*PYTEST, "-n", "2", "tests/contract", "tests/agent"]],
+    "api": [[*PYTEST, "-n", "2", "tests/api", "tests/cli"]],
+    "e2e": [[*PYTEST, "tests/e2e"]],
+}
+
+
+def main() -> int:
+    """Run the named stages, or all; exit with the first failure's code."""
+    names = sys.argv[1:] or list(STAGES)
+    took: list[tuple[str, float]] = []
+    code = 0
+    for name in names:
+        began = time.monotonic()
+        for command in STAGES[name]:
+            print(f"== {name}: {Path(command[0]).name} {' '.join(command[1:])}", flush=True)
+            code = code or subprocess.run(command, cwd=ROOT, check=False).returncode
+        took.append((name, time.monotonic() - began))
+        if code:
+            break
+    print("\nseconds per stage: " + ", ".join(f"{n} {s:.0f}" for n, s in took))
+    if code:
+        print(f"stage {took[-1][0]} failed (exit {code})")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
