@@ -14,10 +14,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from dure.client import Client
-from dure.core.messages import duration
+from dure.client import Client, Job
+from dure.core.model import TERMINAL
+from dure.wire import JobOut, LabIn, TokenIn, UserIn
 
 sys.path.insert(0, str(Path(__file__).parent))
 import up
@@ -26,7 +28,6 @@ STATE = up.ROOT / "var" / "demo"
 LANG = os.environ.get("DURE_LANG") or (
     "ko" if os.environ.get("LANG", "").startswith("ko") else "en"
 )
-ENDED = {"COMPLETED", "FAILED", "TIMED_OUT", "CANCELLED", "DEAD"}
 TIMEOUT_S = 240.0
 
 
@@ -38,81 +39,80 @@ def tell(english: str, korean: str) -> None:
 class Lab:
     """A lab with one user, signed in."""
 
-    def __init__(self, admin: Client, url: str, name: str, used_tflop_s: float) -> None:
+    def __init__(self, admin: Client, name: str, used_tflop_s: float) -> None:
         self.name = name
-        admin.request("PUT", f"/v1/labs/{name}", {"opening_tflop_s": used_tflop_s})
+        admin.put_lab(name, LabIn(opening_tflop_s=used_tflop_s))
         user = f"{name.lower()}-kim"
-        admin.request("PUT", f"/v1/users/{user}", {"lab": name})
-        token = admin.request("POST", "/v1/tokens", {"user": user, "label": "demo"})
-        self.client = Client(url=url, token=token["secret"], language=LANG)
+        admin.put_user(user, UserIn(lab=name))
+        token = admin.new_token(TokenIn(user=user, label="demo"))
+        self.client = Client(url=admin.url, token=token.secret, language=LANG)
 
-    def submit(self, name: str, script: str, *args: str, **request: object) -> int:
+    def submit(
+        self, name: str, script: str, *args: str, gpus: int = 1, tiers: Sequence[str] = ()
+    ) -> Job:
         """Submit one of the shipped training programs."""
         command = [sys.executable, str(up.ROOT / "examples" / script), *args]
-        body = {"name": name, "command": command, **request}
-        job = self.client.request("POST", "/v1/jobs", body)
-        return int(job["id"])
+        return self.client.submit(command, name=name, gpus=gpus, tiers=tiers)
 
 
 def show_queue(client: Client, seen: set[str]) -> None:
     """Print each row of the line whose words have changed."""
-    for row in client.request("GET", "/v1/queue")["items"]:
-        words = f"{row['rank'] or '–':>4}  {row['name']:<11} {row['lab']}  {row['num_gpus']} GPU  "
-        words += row["reason"]["text"]
+    for row in client.queue().items:
+        rank = row.rank or "–"
+        words = f"{rank:>4}  {row.name:<11} {row.lab}  {row.num_gpus} GPU  {row.reason.text}"
         if words not in seen:
             seen.add(words)
             print(f"  {words}", flush=True)
 
 
-def wait(client: Client, jobs: dict[str, int], cancel: str) -> dict[str, dict[str, object]]:
+def show_changes(jobs: dict[str, JobOut], states: dict[str, str]) -> None:
+    """Print each job whose state has changed."""
+    for name, job in jobs.items():
+        place = job.placement if job.state == "RUNNING" else None
+        words = job.state_text + (f"  {place.tier} {place.gpus}" if place else "")
+        if states.get(name) != words:
+            states[name] = words
+            print(f"  {name:<11} → {words}", flush=True)
+
+
+def watch(client: Client, jobs: dict[str, Job], cancel: str) -> dict[str, JobOut]:
     """Watch until all jobs have ended; cancel one of them once it has trained a little."""
     seen: set[str] = set()
     states: dict[str, str] = {}
     asked = False
     end = time.monotonic() + TIMEOUT_S
     while time.monotonic() < end:
-        found = {n: client.request("GET", f"/v1/jobs/{i}") for n, i in jobs.items()}
-        for name, job in found.items():
-            place = job["placement"]
-            where = (
-                f" {place['tier']} {place['gpus']}" if place and job["state"] == "RUNNING" else ""
-            )
-            if states.get(name) != job["state_text"] + where:
-                states[name] = job["state_text"] + where
-                print(f"  {name:<11} → {states[name]}", flush=True)
+        found = {name: client.job_out(job.id) for name, job in jobs.items()}
+        show_changes(found, states)
         show_queue(client, seen)
-        if not asked and found[cancel]["state"] == "RUNNING" and trained(client, jobs[cancel]):
+        if not asked and b"epoch 3" in client.read_log(jobs[cancel].id).data:
             tell(f"  … cancelling {cancel}", f"  … {cancel} 취소")
-            client.request("POST", f"/v1/jobs/{jobs[cancel]}/cancel")
+            jobs[cancel].cancel()
             asked = True
-        if all(job["state"] in ENDED for job in found.values()):
-            return found
-        time.sleep(0.2)
-    sys.exit("demo: the jobs did not end in time; see " + str(STATE / "server.log"))
+        if all(job.state in TERMINAL for job in found.values()) and all_freed(client, jobs):
+            return {name: client.job_out(job.id) for name, job in jobs.items()}
+        time.sleep(0.3)
+    sys.exit(f"demo: the jobs did not end in time; see {STATE / 'server.log'}")
 
 
-def trained(client: Client, job: int) -> bool:
-    """Whether the job's log shows some epochs, so that a checkpoint is worth something."""
-    return "epoch 3" in client.text(f"/v1/jobs/{job}/logs")
+def all_freed(client: Client, jobs: dict[str, Job]) -> bool:
+    """Whether every GPU was seen free, so that everything is charged."""
+    return all(a.freed_ms for job in jobs.values() for a in client.attempts(job.id))
 
 
-def show_results(jobs: dict[str, dict[str, object]]) -> None:
+def show_results(client: Client, jobs: dict[str, JobOut]) -> None:
     """A table: state, where, how long it waited and ran, and what was charged."""
-    print(
-        f"\n  {'JOB':<11} {'LAB':<4} {'STATE':<12} {'WHERE':<10} {'TRY':>3} {'WAIT':>6} {'RUN':>6} {'TFLOP-s':>10}"
-    )
+    head = ("JOB", "LAB", "STATE", "WHERE", "TRY", "WAIT", "RUN", "TFLOP-s")
+    print("\n  {:<11} {:<4} {:<12} {:<8} {:>3} {:>7} {:>7} {:>9}".format(*head))
     for name, job in jobs.items():
-        place = job["placement"] or {"tier": "–"}
-        started, ended = job["started_ms"], job["ended_ms"]
-        wait_s = ((started or ended) - job["submitted_ms"]) / 1000
-        run_s = (ended - started) / 1000 if started else 0
-        charge = job["charge"]
-        reserved = float(charge["reserved_tflop_s"])
+        tries = [a for a in client.attempts(job.id) if a.started_ms]
+        wait_s = (tries[0].started_ms - job.submitted_ms) / 1000
+        run_s = sum(a.ended_ms - a.started_ms for a in tries) / 1000
+        reserved = float(job.charge.reserved_tflop_s)
         note = f"  ({reserved:.2f} reserved)" if reserved else ""
         print(
-            f"  {name:<11} {job['lab']:<4} {job['state_text']:<12} {place['tier']:<10} "
-            f"{job['starts']:>3} {duration(wait_s, LANG):>6} {duration(run_s, LANG):>6} "
-            f"{float(charge['total_tflop_s']):>10.2f}{note}"
+            f"  {name:<11} {job.lab:<4} {job.state_text:<12} {tries[-1].placement.tier:<8} "
+            f"{job.starts:>3} {wait_s:>6.1f}s {run_s:>6.1f}s {float(job.charge.total_tflop_s):>9.2f}{note}"
         )
 
 
@@ -126,41 +126,42 @@ def run(url: str) -> None:
     """The whole story, against a server that has just started."""
     admin = Client(url=url, token=(STATE / "admin-token").read_text().strip(), language=LANG)
     tell("\nTwo labs with different past use:", "\n과거 사용량이 다른 두 연구실:")
-    bcg, kdg = Lab(admin, url, "BCG", 24_000), Lab(admin, url, "KDG", 60_000)
-    for lab in admin.request("GET", "/v1/labs")["items"]:
-        print(f"  {lab['name']:<6} {float(lab['usage_tflop_s']):>10,.0f} TFLOP-s")
-    tiers = [t["name"] for t in admin.request("GET", "/v1/tiers")["items"]]
-    best = {"tiers": [tiers[0]]}
+    bcg, kdg = Lab(admin, "BCG", 24_000), Lab(admin, "KDG", 60_000)
+    for lab in (bcg, kdg):
+        print(f"  {lab.name:<6} {float(admin.lab(lab.name).usage_tflop_s):>10,.0f} TFLOP-s")
+    tiers = [t.name for t in admin.tiers()]
+    best = tiers[:1]
     tell("\nThey submit; the queue moves:", "\n작업을 제출합니다. 대기열이 움직입니다:")
     jobs = {
         "digits-bcg": bcg.submit(
-            "digits-bcg", "digits.py", "--epochs", "30", "--pause-s", "0.1", **best
+            "digits-bcg", "digits.py", "--epochs=30", "--pause-s=0.1", tiers=best
         ),
         "digits-kdg": kdg.submit(
-            "digits-kdg", "digits.py", "--epochs", "60", "--pause-s", "0.1", **best
+            "digits-kdg", "digits.py", "--epochs=60", "--pause-s=0.1", tiers=best
         ),
-        "long": kdg.submit("long", "digits.py", "--epochs", "5000", "--pause-s", "0.2"),
+        "long": kdg.submit("long", "digits.py", "--epochs=5000", "--pause-s=0.2"),
     }
     if len(tiers) > 1:
         jobs["pair"] = bcg.submit(
-            "pair", "digits.py", "--epochs", "30", "--workers", "2", num_gpus=2, **best
+            "pair", "digits.py", "--epochs=30", "--workers=2", gpus=2, tiers=best
         )
-        jobs["kernel"] = kdg.submit("kernel", "kernel_ridge.py", "--shifts", "4")
+        jobs["kernel"] = kdg.submit("kernel", "kernel_ridge.py", "--shifts=4")
     else:
         tell(
-            "  (one tier of real GPUs: the reservation and out-of-memory parts are left out)",
+            "  (one tier of real GPUs: reservation and out-of-memory are left out)",
             "  (실제 GPU 등급이 하나라 선점과 메모리 부족 부분은 생략합니다)",
         )
-    ended = wait(admin, jobs, cancel="long")
-    show_results(ended)
-    check(ended["long"]["state"] == "CANCELLED", "the cancelled job is not CANCELLED")
-    check(all(j["state"] == "COMPLETED" for n, j in ended.items() if n != "long"), "a job failed")
+    ended = watch(admin, jobs, cancel="long")
+    show_results(admin, ended)
+    check(ended["long"].state == "CANCELLED", "the cancelled job is not CANCELLED")
+    others = [j.state for n, j in ended.items() if n != "long"]
+    check(all(s == "COMPLETED" for s in others), f"a job failed: {others}")
     if "pair" in ended:
-        check(float(ended["pair"]["charge"]["reserved_tflop_s"]) > 0, "the pair never reserved")
-        check(ended["kernel"]["starts"] == 2, "the kernel job did not escalate")
+        check(float(ended["pair"].charge.reserved_tflop_s) > 0, "the pair never reserved")
+        check(ended["kernel"].starts == 2, "the kernel job did not escalate")
         tell(
-            "\n  kernel ran out of memory on the small slot and was moved to a larger one by itself.",
-            "\n  kernel은 작은 슬롯에서 메모리가 부족해 더 큰 슬롯으로 자동 이동했습니다.",
+            "\n  kernel ran out of memory on the small slot and moved to a larger one by itself.",
+            "\n  kernel은 작은 슬롯에서 메모리가 부족해 더 큰 슬롯으로 스스로 옮겼습니다.",
         )
     tell("\nThe account, recomputed from the attempts:", "\n시도 기록에서 다시 계산한 장부:")
 

@@ -29,9 +29,11 @@ _NEXT_PHASE = {
 class Controller:
     """Drives one engine: collect, let time pass, plan, apply."""
 
-    def __init__(self, engine: Engine, sweep_s: float) -> None:
+    def __init__(self, engine: Engine, sweep_s: float, remember_s: float = 86_400.0) -> None:
         self.engine = engine
         self.sweep_s = sweep_s
+        self._remember_ms = round(remember_s * 1000)
+        self._forgot_ms = 0
         self.last_snapshot: Snapshot | None = None
         self.last_plan: Plan | None = None
         self._cursors: dict[str, int] = {}
@@ -103,6 +105,7 @@ class Controller:
         reconcile(self.engine)
         kept = self.turn()
         self._promote_due()
+        self._forget()
         return kept + self.turn()
 
     def _cycle(self) -> int:
@@ -175,6 +178,14 @@ class Controller:
                             found = msgspec.structs.replace(job, fit_lost=False)
                             work.put(found, EventName.JOB_EDITED)
             work.promote(users)
+
+    def _forget(self) -> None:
+        """Idempotency-Keys are remembered for a day, looked at once an hour."""
+        now_ms = self.engine.clock.now_ms()
+        if now_ms - self._forgot_ms >= 3_600_000:
+            self._forgot_ms = now_ms
+            with self.engine.store.write() as tx:
+                tx.forget_replays(now_ms - self._remember_ms)
 
     def _advance_phase(self) -> None:
         """Maintenance goes on by itself when nothing runs (policy 8's `leaves` column)."""

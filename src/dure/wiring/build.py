@@ -41,7 +41,8 @@ class Installation:
         if settings.node.enabled:
             self.backends["local"] = self._local()
         self.engine = Engine(self.store, self.clock, settings.policy, self.backends)
-        self.controller = Controller(self.engine, settings.engine.sweep_s)
+        engine = settings.engine
+        self.controller = Controller(self.engine, engine.sweep_s, engine.idempotency_s)
 
     def _local(self) -> LocalBackend:
         node = self.settings.node

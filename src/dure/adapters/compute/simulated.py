@@ -84,6 +84,7 @@ class SimulatedBackend:
         self._script = script or (lambda _: SimRun())
         self._live: dict[LeaseKey, _Live] = {}
         self._fenced: set[LeaseKey] = set()
+        self._done: set[LeaseKey] = set()
         self._seen: list[Observation] = []
         self._base = 0
         self._due: list[tuple[int, int, _Note]] = []
@@ -136,12 +137,16 @@ class SimulatedBackend:
         with self._lock:
             self._settle(self._clock.now_ms())
             if cursor > self._base:
+                for seen in self._seen[: cursor - self._base]:
+                    if isinstance(seen, Freed):
+                        self._live.pop(seen.key, None)
+                        self._done.add(seen.key)
                 del self._seen[: cursor - self._base]
                 self._base = cursor
             return list(self._seen), self._base + len(self._seen)
 
     def leases(self) -> list[LiveLease]:
-        """Every lease that has not ended."""
+        """Every lease whose end has not been acknowledged."""
         with self._lock:
             self._settle(self._clock.now_ms())
             return [
@@ -175,7 +180,7 @@ class SimulatedBackend:
         key = order.key
         if key in self._fenced:
             return LaunchResult(key=key, status=LaunchStatus.REFUSED, reason="fenced")
-        if key in self._live:
+        if key in self._live or key in self._done:
             return LaunchResult(key=key, status=LaunchStatus.ACCEPTED)
         run = self._script(order)
         if run.refuse:
