@@ -394,8 +394,10 @@ class ComputeBackend(Protocol):
     def observe(self, cursor: int) -> tuple[list[Observation], int]:
         """Observations after `cursor`, and the cursor to ask with once they are recorded.
 
-        Nothing is forgotten before a later cursor has been asked with. Per lease the order
-        is Started, Exited, Freed; observations may be repeated after a restart.
+        Nothing is forgotten before a later cursor has been asked with; one from an earlier
+        backend object acknowledges nothing. Per lease the order is Started, Exited, Freed,
+        or LeaseExpired, Freed; Exited comes without Started when nothing could be executed.
+        Observations may be repeated after a restart.
         """
         ...
 

@@ -136,7 +136,8 @@ class SimulatedBackend:
         """What has become due until now."""
         with self._lock:
             self._settle(self._clock.now_ms())
-            if cursor > self._base:
+            # A cursor of an earlier life acknowledges nothing.
+            if self._base < cursor <= self._base + len(self._seen):
                 for seen in self._seen[: cursor - self._base]:
                     if isinstance(seen, Freed):
                         self._live.pop(seen.key, None)
