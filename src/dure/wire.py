@@ -14,13 +14,14 @@ from msgspec import UNSET, Meta, UnsetType
 from dure.core.model import JobState, NodeHealth, Phase, RetryOn, Role
 
 NO_NUL = r"^[^\x00]*$"
-CODE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+CODE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$(?!\n)"
+"""Python's `$` also matches before a last line feed, JSON Schema's does not."""
 
 Code = Annotated[str, Meta(pattern=CODE, description="letters, digits, '.', '_', '-'; at most 63")]
 ShortText = Annotated[str, Meta(max_length=200, pattern=NO_NUL)]
 Argument = Annotated[str, Meta(max_length=131_072, pattern=NO_NUL)]
-EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-LabelName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
+EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$(?!\n)")]
+LabelName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$(?!\n)")]
 Gigabytes = Annotated[float, Meta(ge=0, le=10_000)]
 TimeMs = Annotated[int, Meta(ge=0, le=253_402_300_799_000)]
 JobNumber = Annotated[int, Meta(ge=1, le=9_223_372_036_854_775_807)]
@@ -45,7 +46,7 @@ class RetryIn(In, frozen=True, kw_only=True):
 class PreStopSignalIn(In, frozen=True, kw_only=True):
     """A signal some seconds before the time limit."""
 
-    signal: Annotated[str, Meta(pattern=r"^(SIG)?(USR1|USR2|INT|HUP|TERM)$")]
+    signal: Annotated[str, Meta(pattern=r"^(SIG)?(USR1|USR2|INT|HUP|TERM)$(?!\n)")]
     before_s: Annotated[int, Meta(ge=1, le=86_400)]
 
 
@@ -326,7 +327,7 @@ class GpuOut(Out, frozen=True, kw_only=True):
 
 
 class NodeOut(Out, frozen=True, kw_only=True):
-    """A node with its GPUs. `etag` is needed to change it."""
+    """A node with its GPUs. Its ETag is needed to change it."""
 
     name: str
     backend: str
@@ -400,7 +401,7 @@ class TierIn(In, frozen=True, kw_only=True):
     """PUT /v1/tiers/{name}."""
 
     vram_gb: Annotated[float, Meta(gt=0, le=10_000)]
-    tflops: Annotated[float, Meta(gt=0, le=1_000_000)]
+    tflops: Annotated[float, Meta(ge=0.001, le=1_000_000)]
     sort_order: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
     max_gpus: Annotated[int, Meta(ge=1, le=8)] = 8
     active: bool = True
@@ -522,6 +523,7 @@ class UsageOut(Out, frozen=True, kw_only=True):
     reserved_tflop_s: str
     opening_tflop_s: str
     lines: list[LedgerLine]
+    next: str | None = None
 
 
 class PreviewOut(Out, frozen=True, kw_only=True):
@@ -566,7 +568,7 @@ class MaintenanceIn(In, frozen=True, kw_only=True):
 
 
 class FieldError(Out, frozen=True, kw_only=True):
-    """Where in a request body something is wrong (a JSON pointer), and what."""
+    """Where something is wrong, and what: a JSON pointer into the body, `?name` or `Header:`."""
 
     pointer: str
     detail: str
@@ -583,7 +585,7 @@ class Problem(Out, frozen=True, kw_only=True):
     hint: str = ""
     trace_id: str = ""
     errors: list[FieldError] = []
-    params: dict[str, object] = {}
+    params: dict[str, Param] = {}
     nearest_placement: dict[str, str] | None = None
     failed_constraint: str | None = None
     nearest_requests: list[dict[str, Param]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import msgspec
 
@@ -37,9 +38,19 @@ TOKEN_PREFIX = "dure_pat_"  # noqa: S105 - a prefix, not a secret
 DAY_MS = 86_400_000
 
 
-def put_tier(engine: Engine, actor: str, tier: Tier) -> Tier:
+def unchecked(_: object) -> None:
+    """Accept whatever is stored now; an API edit compares it with what its author saw."""
+
+
+def put_tier(
+    engine: Engine,
+    actor: str,
+    tier: Tier,
+    check: Callable[[Tier | None], None] = unchecked,
+) -> Tier:
     """Add or change a tier; charges of what runs keep the rate of their dispatch."""
     with engine.change("admin", actor) as work:
+        check(find_tier(work.tx, tier.name))
         work.tx.put_tier(tier)
         work.emit(
             Event(
@@ -53,11 +64,18 @@ def put_tier(engine: Engine, actor: str, tier: Tier) -> Tier:
     return tier
 
 
-def remove_tier(engine: Engine, actor: str, name: TierId) -> None:
+def remove_tier(
+    engine: Engine,
+    actor: str,
+    name: TierId,
+    check: Callable[[Tier | None], None] = unchecked,
+) -> None:
     """Remove a tier that no node has; else IN_USE (deactivate it instead)."""
     with engine.change("admin", actor) as work:
-        if name not in {t.name for t in work.tx.tiers()}:
+        old = find_tier(work.tx, name)
+        if old is None:
             raise DureError(ErrorCode.NOT_FOUND, kind="tier", id=name)
+        check(old)
         if any(g.tier == name for n in work.tx.nodes() for g in n.gpus):
             raise DureError(ErrorCode.IN_USE, kind="tier", id=name)
         work.tx.remove_tier(name)
@@ -72,6 +90,11 @@ def put_node(engine: Engine, actor: str, node: Node) -> None:
             node = msgspec.structs.replace(node, drained=old.drained, drain_reason=old.drain_reason)
         if node != old:
             _keep_node(work, node)
+
+
+def find_tier(tx: Reads, name: str) -> Tier | None:
+    """A tier by name."""
+    return next((t for t in tx.tiers() if t.name == name), None)
 
 
 def find_node(tx: Reads, name: str) -> Node | None:
@@ -93,7 +116,14 @@ def _keep_node(work: Work, node: Node) -> None:
 
 
 def drain(
-    engine: Engine, actor: str, name: NodeId, *, drained: bool, reason: str, force: bool = False
+    engine: Engine,
+    actor: str,
+    name: NodeId,
+    *,
+    drained: bool,
+    reason: str,
+    force: bool = False,
+    check: Callable[[Node | None], None] = unchecked,
 ) -> Node:
     """Take a node out of service or back; `force` also stops what runs there (policy 5)."""
     stopped: list[LeaseKey] = []
@@ -101,6 +131,7 @@ def drain(
         node = find_node(work.tx, name)
         if node is None:
             raise DureError(ErrorCode.NOT_FOUND, kind="node", id=name)
+        check(node)
         node = msgspec.structs.replace(
             node, drained=drained, drain_reason=reason if drained else ""
         )
@@ -135,13 +166,16 @@ def put_lab(
     weight: float = 1.0,
     limits: Limits | None = None,
     opening_tflop_s: float = 0,
+    check: Callable[[Lab | None], None] = unchecked,
 ) -> Lab:
     """Add or change a lab. `opening_tflop_s` books use from before Dure, on top."""
     check_weight(weight)
     if not math.isfinite(opening_tflop_s) or opening_tflop_s < 0:
         raise DureError(ErrorCode.INVALID_REQUEST, field="opening_tflop_s", problem="positive")
     with engine.change("admin", actor) as work:
-        old = work.tx.lab(name) or Lab(name=name)
+        known = work.tx.lab(name)
+        check(known)
+        old = known or Lab(name=name)
         lab = msgspec.structs.replace(old, title=title, weight=weight, limits=limits or Limits())
         work.tx.put_lab(lab)
         work.emit(
@@ -179,11 +213,17 @@ def _opening(work: Work, lab: Lab, cost_micro: int) -> LedgerEntry:
     )
 
 
-def put_user(engine: Engine, actor: str, user: User) -> User:
+def put_user(
+    engine: Engine,
+    actor: str,
+    user: User,
+    check: Callable[[User | None], None] = unchecked,
+) -> User:
     """Add or change a user; past charges stay with the lab they were booked on."""
     with engine.change("admin", actor) as work:
         if work.tx.lab(user.lab) is None:
             raise DureError(ErrorCode.NOT_FOUND, kind="lab", id=user.lab)
+        check(work.tx.user(user.name))
         work.tx.put_user(user)
         work.emit(
             Event(
@@ -260,7 +300,9 @@ def authenticate(engine: Engine, secret: str) -> User:
     if now_ms - token.last_used_ms > 3_600_000:
         # Once an hour is enough to find forgotten tokens, and spares a write a request.
         with engine.store.write() as tx:
-            tx.put_token(msgspec.structs.replace(token, last_used_ms=now_ms))
+            # Read again: one that was revoked meanwhile must not come back to life.
+            if (fresh := tx.token(token.digest)) is not None:
+                tx.put_token(msgspec.structs.replace(fresh, last_used_ms=now_ms))
     return user
 
 

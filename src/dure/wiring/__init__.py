@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+_LOCAL = {
+    "server": ("Run the server of this installation", "이 설치의 서버를 실행합니다"),
+    "audit": ("Prove that the account closes", "장부가 맞아떨어지는지 증명합니다"),
+    "doctor": (
+        "Check this machine, the settings and the server",
+        "이 컴퓨터와 설정과 서버를 점검합니다",
+    ),
+}
+
 
 def main() -> None:
     """Run the command line; what does not talk HTTP is imported only when it is called."""
-    from dure.cli import cli  # noqa: PLC0415 - start-up time of every command
+    from dure.cli import cli  # noqa: PLC0415 - importing `dure.wiring` alone must stay free
 
+    for name, summary in _LOCAL.items():
+        cli.add_lazy(name, f"dure.wiring.local_commands:{name}", summary, section="server")
     cli()

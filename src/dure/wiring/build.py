@@ -12,6 +12,7 @@ import structlog
 from dure.adapters.clock import SystemClock, SystemIds
 from dure.adapters.compute.local.backend import LocalBackend
 from dure.adapters.compute.local.gpus import Declared, Machine
+from dure.adapters.compute.local.watch import Durations
 from dure.adapters.runtime.process import ProcessRuntime
 from dure.adapters.store.sql import SqlStore
 from dure.core.model import Node, Tier, UserId
@@ -53,7 +54,14 @@ class Installation:
             tiers=node.gpu_tiers,
             reserve_mib=node.reserve_mib,
         )
-        return LocalBackend(self.state_dir / "runs", machine, ProcessRuntime(), self.clock)
+        kill_s = self.settings.policy.stop_kill_s
+        return LocalBackend(
+            self.state_dir / "runs",
+            machine,
+            ProcessRuntime(),
+            self.clock,
+            durations=Durations(leftover_kill_s=kill_s, lost_kill_s=kill_s),
+        )
 
     def register(self) -> str:
         """Make tiers, nodes and, on an empty store, the first administrator.

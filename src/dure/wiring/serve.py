@@ -7,7 +7,10 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import click
 import structlog
@@ -40,9 +43,32 @@ def configure_logging() -> None:
 class Server(uvicorn.Server):
     """Says where it listens once it does, and writes the address for scripts."""
 
-    def __init__(self, config: uvicorn.Config, address_file: Path) -> None:
+    def __init__(
+        self, config: uvicorn.Config, address_file: Path, on_stop: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._address_file = address_file
+        self._on_stop = on_stop
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop in order on SIGTERM and SIGINT, and end with 0.
+
+        Uvicorn's own raises the signal again afterwards, which would end the process before
+        the controller and the backends are closed.
+        """
+        both = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, self.handle_exit) for number in both}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the stop: streams end at once, so that nothing holds it up."""
+        self._on_stop()
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then tell the address (port 0 is known only now)."""
@@ -78,7 +104,8 @@ def serve(settings: Settings) -> int:
         )
         installation.controller.start()
         (installation.state_dir / "server.pid").write_text(f"{os.getpid()}\n")
-        server = Server(config, installation.state_dir / "server.url")
+        address_file = installation.state_dir / "server.url"
+        server = Server(config, address_file, app.state.api.stop_streams)
         server.run()
         for name in ("server.url", "server.pid"):
             (installation.state_dir / name).unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""`dure admin`: what administrators change."""
