@@ -43,7 +43,12 @@ def close(job: Job, attempt: Attempt, freed_ms: int) -> Settled:
 
 
 def lose(job: Job, attempt: Attempt, now_ms: int) -> Lost:
-    """Charge a lost lease when it is declared: run up to the last sign of life."""
+    """Charge a lost lease when it is declared: run up to the last sign of life.
+
+    One that came back and is lost again is charged on from where it was, gap included.
+    """
+    if attempt.booked_to_ms is not None:
+        return _lose_again(job, attempt, now_ms)
     settled = charge_segments(job, attempt.epoch, attempt.segments, now_ms)
     started = attempt.started_ms
     if started is None:
@@ -55,6 +60,17 @@ def lose(job: Job, attempt: Attempt, now_ms: int) -> Lost:
         lines = (*_start_up(job, attempt, until), *_run(job, attempt, until, now_ms))
     after = msgspec.structs.replace(attempt, booked_to_ms=until, run_segments=1, segments=())
     return Lost(job=settled.job, attempt=after, entries=(*lines, *settled.entries))
+
+
+def _lose_again(job: Job, attempt: Attempt, now_ms: int) -> Lost:
+    from_ms = attempt.booked_to_ms or 0
+    until = max(from_ms, min(attempt.last_seen_ms or 0, now_ms))
+    segment = attempt.run_segments
+    lines = _line(job, attempt, LedgerKind.RUN, (from_ms, until), now_ms, segment)
+    after = msgspec.structs.replace(
+        attempt, booked_to_ms=until, run_segments=segment + len(lines), segments=()
+    )
+    return Lost(job=job, attempt=after, entries=lines)
 
 
 def _start_up(job: Job, attempt: Attempt, until_ms: int) -> tuple[LedgerEntry, ...]:

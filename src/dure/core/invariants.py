@@ -20,6 +20,7 @@ from dure.core.model import (
     Job,
     JobId,
     JobState,
+    JobView,
     Lab,
     LedgerEntry,
     LedgerKind,
@@ -29,7 +30,16 @@ from dure.core.model import (
     Value,
 )
 from dure.core.placement import fits, usable
-from dure.core.plan import Absorb, Dispatch, Plan, Release, Reserve, Snapshot
+from dure.core.plan import (
+    Absorb,
+    Decision,
+    Dispatch,
+    Plan,
+    Release,
+    ReleaseCause,
+    Reserve,
+    Snapshot,
+)
 
 
 class Violation(Value, frozen=True, kw_only=True):
@@ -51,60 +61,90 @@ class World(Value, frozen=True, kw_only=True):
 
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> list[Violation]:
-    """I1, I4, I7 and I8 on one plan; cheap enough for every cycle."""
-    found: list[Violation] = []
-    views = {v.id: v for v in snapshot.placements}
-    jobs = {j.id: j for j in (*snapshot.candidates, *snapshot.holders)}
-    left = {v.id: set(v.free) if v.takes_work else set() for v in snapshot.placements}
-    held: dict[PlacementId, Counter[JobId]] = defaultdict(Counter)
-    for holder in snapshot.holders:
-        if holder.reservation:
-            held[holder.reservation.placement][holder.id] = holder.reservation.count
+    """I1, I4, I7 on one plan; cheap enough for every cycle.
+
+    The plan is followed in rank order: whoever is not dispatched at its turn could not
+    have started whole on what was left then, whatever later jobs take (I4).
+    """
+    followed = _Followed(snapshot)
+    by_job: dict[JobId, list[Decision]] = defaultdict(list)
     for decision in plan.decisions:
+        early = isinstance(decision, Release) and decision.cause in _BEFORE_ALL
+        if early:
+            followed.take(decision)
+        else:
+            by_job[decision.job].append(decision)
+    if snapshot.phase is not Phase.NORMAL:
+        if by_job:
+            followed.found.append(_v("I7", "work was given out in maintenance"))
+        return followed.found
+    for job in snapshot.candidates:
+        decisions = by_job.pop(job.id, [])
+        if not any(isinstance(d, Dispatch) for d in decisions):
+            followed.passed_over(job)
+        for decision in decisions:
+            followed.take(decision)
+    for strange in by_job:
+        followed.found.append(_v("I2", f"job {strange} is decided on and no candidate"))
+    return followed.found
+
+
+_BEFORE_ALL = frozenset({ReleaseCause.LOST_RANK, ReleaseCause.BROKEN})
+
+
+class _Followed:
+    """The pool while a plan's decisions are followed one by one."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.found: list[Violation] = []
+        self._head = snapshot.head
+        self._views = {v.id: v for v in snapshot.placements}
+        self._jobs = {j.id: j for j in (*snapshot.candidates, *snapshot.holders)}
+        self._left = {v.id: set(v.free) if v.takes_work else set() for v in snapshot.placements}
+        self._idle = sum(map(len, self._left.values()))
+        self._held: dict[PlacementId, Counter[JobId]] = defaultdict(Counter)
+        for holder in snapshot.holders:
+            if holder.reservation:
+                self._held[holder.reservation.placement][holder.id] = holder.reservation.count
+
+    def take(self, decision: Decision) -> None:
+        """Follow one decision."""
+        held = self._held[decision.placement]
         match decision:
             case Release():
-                held[decision.placement].pop(decision.job, None)
+                held.pop(decision.job, None)
+                return
             case Absorb() | Reserve():
-                held[decision.placement][decision.job] = decision.count
-                if decision.job != snapshot.head:
-                    found.append(_v("I4", f"job {decision.job} reserves but is not rank 1"))
+                held[decision.job] = decision.count
+                if decision.job != self._head:
+                    self._say("I4", f"job {decision.job} reserves but is not rank 1")
             case Dispatch():
-                if not set(decision.gpus) <= left[decision.placement]:
-                    found.append(_v("I1", f"job {decision.job} gets GPUs that are not idle"))
-                left[decision.placement] -= set(decision.gpus)
-                if not fits(jobs[decision.job].shape, views[decision.placement]):
-                    found.append(_v("I2", f"job {decision.job} does not fit its placement"))
-    for place, by_job in held.items():
-        view = views.get(place)
-        if view is not None and view.takes_work and sum(by_job.values()) > len(left[view.id]):
-            found.append(_v("I4", f"reserved GPUs of {view.id.node} were given away"))
-    if snapshot.phase is not Phase.NORMAL and any(
-        not isinstance(d, Release) for d in plan.decisions
-    ):
-        found.append(_v("I7", "work was given out in maintenance"))
-    return found + _passed_over(snapshot, plan, left, held)
+                self._dispatch(decision)
+        if sum(held.values()) > len(self._left[decision.placement]):
+            self._say("I4", f"reserved GPUs of {decision.placement.node} were given away")
 
+    def _dispatch(self, decision: Dispatch) -> None:
+        left = self._left[decision.placement]
+        if not set(decision.gpus) <= left:
+            self._say("I1", f"job {decision.job} gets GPUs that are not idle")
+        left -= set(decision.gpus)
+        self._idle -= len(decision.gpus)
+        if not fits(self._jobs[decision.job].shape, self._views[decision.placement]):
+            self._say("I2", f"job {decision.job} does not fit its placement")
 
-def _passed_over(
-    snapshot: Snapshot,
-    plan: Plan,
-    left: Mapping[PlacementId, set[int]],
-    held: Mapping[PlacementId, Counter[JobId]],
-) -> list[Violation]:
-    """I4: whoever was not dispatched could not have started whole on what is left."""
-    if snapshot.phase is not Phase.NORMAL:
-        return []
-    dispatched = {d.job for d in plan.decisions if isinstance(d, Dispatch)}
-    found = []
-    for job in snapshot.candidates:
-        if job.id in dispatched:
-            continue
-        for view in snapshot.placements:
-            others = sum(n for j, n in held.get(view.id, Counter()).items() if j != job.id)
-            room = len(left[view.id]) - others
+    def passed_over(self, job: JobView) -> None:
+        """Complain if a job that is not dispatched could start whole on what is left."""
+        if self._idle < job.shape.num_gpus:
+            return
+        for view in self._views.values():
+            held = self._held.get(view.id)
+            others = sum(n for j, n in held.items() if j != job.id) if held else 0
+            room = len(self._left[view.id]) - others
             if room >= job.shape.num_gpus and usable(job.shape, view):
-                found.append(_v("I4", f"job {job.id} was passed over on {view.id.node}"))
-    return found
+                self._say("I4", f"job {job.id} was passed over on {view.id.node}")
+
+    def _say(self, invariant: str, detail: str) -> None:
+        self.found.append(_v(invariant, detail))
 
 
 def check_world(world: World, slot_limits: Mapping[UserId, int] | None = None) -> list[Violation]:

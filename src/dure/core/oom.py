@@ -31,7 +31,14 @@ _HOST = re.compile(
     r"|(^|\n|\.)(_Array)?MemoryError\b"
 )
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
-_LAUNCHER = re.compile(r"ChildFailedError|torch\.distributed\.elastic")
+_LAUNCHER = re.compile(r"^(torch\.distributed\.elastic\S*|ChildFailedError)", re.MULTILINE)
+_RAISED = re.compile(r"^\S.*", re.MULTILINE)
+_CHAINED = re.compile(
+    r"^(During handling of the above exception, another exception occurred"
+    r"|The above exception was the direct cause of the following exception):\s*\Z",
+    re.MULTILINE,
+)
+_RANK = re.compile(r"^\[rank(\d+)\]: ?", re.MULTILINE)
 
 
 def oom_kind(evidence: Evidence) -> OomKind | None:
@@ -40,7 +47,9 @@ def oom_kind(evidence: Evidence) -> OomKind | None:
         return None
     if evidence.oom_kill > 0 or evidence.scheduler_state == "OUT_OF_MEMORY":
         return OomKind.HOST
-    kind = _text_kind(evidence.exception) or _text_kind(last_exception(evidence.stderr_tail))
+    kind = _text_kind(evidence.exception)
+    for text in by_rank(evidence.stderr_tail):
+        kind = kind or _text_kind(last_exception(text))
     if kind is OomKind.HOST and evidence.vram_limited:
         # On a declared slot the VRAM is the process's memory limit: exhausting it is
         # exhausting GPU memory.
@@ -48,14 +57,45 @@ def oom_kind(evidence: Evidence) -> OomKind | None:
     return kind
 
 
+def by_rank(stderr_tail: str) -> list[str]:
+    """Stderr as each rank of a launcher wrote it; one rank that ran out fails the others."""
+    ranks = sorted(set(_RANK.findall(stderr_tail)), key=int)
+    if not ranks:
+        return [stderr_tail]
+    lines = stderr_tail.splitlines()
+    return ["\n".join(_RANK.sub("", x) for x in lines if _of(x, rank)) for rank in ranks]
+
+
+def _of(line: str, rank: str) -> bool:
+    marked = _RANK.match(line)
+    return marked is None or marked[1] == rank
+
+
 def last_exception(stderr_tail: str) -> str:
-    """Last exception chain of stderr; a launcher's own traceback after it is skipped."""
+    """Last exception chain of stderr; a launcher's own traceback after it is skipped.
+
+    An exception that was raised from another one, or while handling it, is one chain with
+    it: what ran out first is the cause of what failed last.
+    """
     starts = [m.start() for m in _TRACEBACK.finditer(stderr_tail)]
     if not starts:
         return stderr_tail[-2000:]
-    pieces = [stderr_tail[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
-    own = [p for p in pieces if not _LAUNCHER.search(p)]
+    chains: list[str] = []
+    for start, end in zip(starts, [*starts[1:], None], strict=True):
+        piece = stderr_tail[start:end]
+        if chains and _CHAINED.search(chains[-1]):
+            chains[-1] += piece
+        else:
+            chains.append(piece)
+    own = [c for c in chains if not _LAUNCHER.match(_raised(c))]
     return own[-1] if own else ""
+
+
+def _raised(chain: str) -> str:
+    """The line that names the last exception of a chain: after its frames, not indented."""
+    last = chain[[m.end() for m in _TRACEBACK.finditer(chain)][-1] :]
+    named = _RAISED.search(last)
+    return named[0] if named else ""
 
 
 def _text_kind(text: str) -> OomKind | None:

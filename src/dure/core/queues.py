@@ -98,6 +98,7 @@ class QueueIndex:
         self._remove(view.id)
         if view.state not in PROMOTED_WAIT:
             return
+        view = self._without_old_skips(view)
         if view.lab not in self._keys:
             self.put_lab(Lab(name=view.lab))
         self._views[view.id] = view
@@ -164,15 +165,20 @@ class QueueIndex:
             del self._shelves[shape]
             self._fit_cache.pop(shape, None)
 
+    def _without_old_skips(self, view: JobView) -> JobView:
+        """The view without skips that ran out: the planner would still obey them."""
+        skips = tuple(s for s in view.shape.skips if s.until_ms > self.now_ms)
+        if skips == view.shape.skips:
+            return view
+        shape = msgspec.structs.replace(view.shape, skips=skips)
+        return msgspec.structs.replace(view, shape=shape)
+
     def _normal(self, view: JobView) -> Shape:
-        """Shape with the floor rounded to a tier's and without skips that ran out."""
+        """Shape with the floor rounded to a tier's."""
         shape = view.shape
         floor_gb = next((f for f in self._tier_floors if f >= shape.floor_gb), shape.floor_gb)
-        skips = tuple(s for s in shape.skips if s.until_ms > self.now_ms)
         if shape.floor_gb > 0 and floor_gb != shape.floor_gb:
             shape = msgspec.structs.replace(shape, floor_gb=floor_gb)
-        if skips != shape.skips:
-            shape = msgspec.structs.replace(shape, skips=skips)
         return shape
 
     # -- pool --------------------------------------------------------------------

@@ -87,6 +87,15 @@ def started(job: Job, at_ms: int) -> Job:
     )
 
 
+def waited(job: Job, now_ms: int, policy: Policy) -> Job:
+    """The job after a wait for a node is over, its full half hours counted (policy 5)."""
+    since = job.node_wait_since_ms
+    steps = max(0, now_ms - since) // round(policy.node_wait_step_s * 1000) if since else 0
+    return msgspec.structs.replace(
+        job, node_wait_since_ms=0, node_wait_count=job.node_wait_count + steps
+    )
+
+
 def present(job: Job, ctx: Context) -> bool:
     """Whether some fitting placement is in service (else the job is NODE_WAIT)."""
     shape = shape_of(job, ctx.now_ms)
@@ -142,7 +151,11 @@ def _gpu_oom(job: Job, attempt: Attempt, ctx: Context, policy: Policy) -> Job:
         return _counted(raised, ctx, policy, "GPU_OOM", at_once=True)
     free_choice = msgspec.structs.replace(shape_of(job, ctx.now_ms), tiers=(), node=None)
     hint = larger_tiers(free_choice, attempt.vram_gb, ctx.placements)
-    names = sorted({v.tier.name for v in ctx.placements if hint and v.tier.vram_gb == hint[0]})
+    names = sorted(
+        v.tier.name
+        for v in ctx.placements
+        if hint and v.tier.vram_gb == hint[0] and fits(free_choice, v)
+    )
     params = {"tier": attempt.placement.tier, "hint_tier": names[0] if names else ""}
     return _end(job, JobEvent.FAILED, ctx, "OOM_NO_LARGER_TIER", **params)
 
