@@ -16,10 +16,12 @@ from dure.adapters.clock import ManualClock
 from dure.adapters.compute.simulated import SimRun, SimulatedBackend
 from dure.adapters.store.memory import MemoryStore
 from dure.core.events import Event, EventName
+from dure.core.explain import Explanation, Slots, explain
 from dure.core.invariants import World as Truth
 from dure.core.invariants import check_world
 from dure.core.model import (
     MICRO_PER_TFLOP_S,
+    Attempt,
     Evidence,
     Job,
     JobRequest,
@@ -34,7 +36,9 @@ from dure.core.policy import Policy
 from dure.engine import commands
 from dure.engine.controller import Controller
 from dure.engine.engine import Engine
-from dure.ports import LaunchOrder, Store
+from dure.engine.reconciler import record
+from dure.engine.world import World, slots_limit
+from dure.ports import LaunchOrder, LeaseKey, Observation, Store
 from tests.core.build import R3080TI, R4090
 
 GOLDEN = Path(__file__).parent / "core" / "golden"
@@ -137,6 +141,26 @@ class Story:
             work.emit(Event(name=EventName.NODE_CHANGED, at_ms=work.now_ms, node_id=name, node=new))
         self.settle()
 
+    def do(self, command: str, name: str, user: str = "root", **kw: object) -> Job:
+        """One command of dure.engine.commands on a job by name."""
+        job = getattr(commands, command)(self.engine, self.user(user), self.jobs[name], **kw)
+        self.settle()
+        return job
+
+    def edit(self, name: str, user: str = "root", /, **changes: object) -> Job:
+        return self.do("edit", name, user, change=lambda r: msgspec.structs.replace(r, **changes))
+
+    def record(self, *seen: Observation) -> None:
+        """What a backend reports that the simulated one never does."""
+        record(self.engine, seen)
+        self.settle()
+
+    def restart(self) -> None:
+        """A new engine on the same store and machines, as after kill -9."""
+        self.engine = Engine(self.store, self.clock, self.policy, {"simulated": self.backend})
+        self.controller = Controller(self.engine, sweep_s=5)
+        self.settle()
+
     def phase(self, phase: Phase) -> None:
         with self.engine.change("admin") as work:
             work.tx.put_phase(phase)
@@ -150,6 +174,47 @@ class Story:
             found = tx.job(self.jobs[name])
         assert found is not None
         return found
+
+    def key(self, name: str, epoch: int | None = None) -> LeaseKey:
+        return LeaseKey(job=self.jobs[name], epoch=epoch or self.job(name).epoch)
+
+    def attempt(self, name: str, epoch: int | None = None) -> Attempt:
+        with self.store.read() as tx:
+            found = tx.attempt(self.jobs[name], epoch or self.job(name).epoch)
+        assert found is not None
+        return found
+
+    def ledger(self, name: str) -> list[tuple[str, int, float]]:
+        """(kind, epoch, GPU-seconds) of a job's ledger lines, as booked."""
+        with self.store.read() as tx:
+            lines = tx.ledger(job=self.jobs[name])
+        return [(e.kind.value, e.epoch, e.gpu_ms / 1000) for e in lines]
+
+    def charged(self, name: str) -> float:
+        """TFLOP-s that one job has cost."""
+        with self.store.read() as tx:
+            return sum(e.cost_micro for e in tx.ledger(job=self.jobs[name])) / MICRO_PER_TFLOP_S
+
+    def why(self, name: str) -> Explanation:
+        job, world = self.job(name), self.engine.world
+        with self.store.read() as tx:
+            user = tx.user(job.user)
+            assert user is not None
+            limit = slots_limit(user, tx.lab(user.lab), self.policy)
+            slots = Slots(used=tx.slots_used(job.user), limit=limit)
+        return explain(job, world.index, world.pool, world.phase, slots, self.policy)
+
+    def reason(self, name: str) -> str:
+        return self.why(name).reason.code.value
+
+    def reasons(self, name: str) -> set[str]:
+        told = self.why(name)
+        return {r.code.value for r in (told.reason, *told.more)}
+
+    def events(self, name: str = "") -> list[str]:
+        with self.store.read() as tx:
+            job = self.jobs[name] if name else None
+            return [e.name.value for e in tx.events(job=job, limit=100_000)]
 
     def state(self, name: str) -> str:
         return self.job(name).state.value
@@ -180,7 +245,12 @@ class Story:
             )
 
     def check(self) -> None:
+        """The stored truth holds every invariant, and the folded world is the stored one."""
         assert check_world(self.truth()) == []
+        fresh = World(self.policy)
+        with self.store.read() as tx:
+            fresh.load(tx, self.engine.world.index.now_ms)
+        assert folded(self.engine.world) == folded(fresh)
 
     # -- telling --
 
@@ -188,7 +258,7 @@ class Story:
         self.lines.append(f"\n# {sentence}")
 
     def _script(self, order: LaunchOrder) -> SimRun:
-        run = self.runs[order.name]
+        run = self.runs.get(order.name) or self.run(100)
         return run() if callable(run) else run
 
     def _narrate(self) -> None:
@@ -214,11 +284,26 @@ class Story:
     def golden(self, name: str) -> None:
         """Compare what was told with tests/core/golden/NAME.txt; DURE_GOLDEN=write rewrites it."""
         self.check()
-        told = "\n".join(self.lines).strip() + "\n"
+        told = "\n".join(self.lines).strip("\n") + "\n"
         path = GOLDEN / f"{name}.txt"
         if os.environ.get("DURE_GOLDEN") == "write":
             path.write_text(told)
         assert told == path.read_text(), f"{path} differs; DURE_GOLDEN=write rewrites it"
+
+
+def folded(world: World) -> dict[str, object]:
+    """All of a world that decides anything, to compare a fold with a fresh load."""
+    return {
+        "order": [v.id for v in world.index.ranked(world.pool)],
+        "views": sorted(world.index.ranked(world.pool), key=lambda v: v.id),
+        "holders": sorted(v.id for v in world.index.holders()),
+        "leases": dict(sorted(world.pool.leases.items())),
+        "placements": world.pool.views(world.index.now_ms),
+        "presence": world.index.presence_changes(world.pool),
+        "labs": dict(sorted(world.labs.items())),
+        "phase": world.phase,
+        "events": world.last_event_id,
+    }
 
 
 CUDA_OOM = Evidence(

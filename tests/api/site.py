@@ -70,9 +70,7 @@ class Site:
         path = self.logs / f"{key.job}.{key.epoch}" if self.logs else None
         return str(path) if path and path.exists() else None
 
-    def ask(
-        self, who: str, method: str, path: str, json: Any = None, **kw: Any
-    ) -> httpx.Response:
+    def ask(self, who: str, method: str, path: str, json: Any = None, **kw: Any) -> httpx.Response:
         headers = dict(kw.pop("headers", {}))
         if who:
             headers["Authorization"] = f"Bearer {self.tokens[who]}"

@@ -16,7 +16,9 @@ GETS = [r for r in table() if r.method == "GET" and r.out is not str]
 def test_every_get_has_a_tag_and_304(here: Site, route: object) -> None:
     job = here.submit("bcg")
     here.submit("bcg", hold=True)
-    path = route.path.format(job=job, tier="RTX4090", node="gpu-1", lab="BCG", user="ann", token="x")
+    path = route.path.format(
+        job=job, tier="RTX4090", node="gpu-1", lab="BCG", user="ann", token="x"
+    )
     first = here.ask("root", "GET", path)
     assert first.status_code == 200
     again = here.ask("root", "GET", path, headers={"If-None-Match": first.headers["etag"]})
@@ -69,13 +71,15 @@ def test_if_match(here: Site, method: str, path: str, one: object, two: object) 
     assert first.status_code == 200
     assert first.headers["etag"] == here.etag(path)
     problem(here.ask("root", method, path, two, headers={"If-Match": seen}), "STALE_EDIT", 412)
-    both = f'{seen}, {first.headers["etag"]}'
+    both = f"{seen}, {first.headers['etag']}"
     assert here.ask("root", method, path, two, headers={"If-Match": both}).status_code == 200
     assert here.ask("root", method, path, one, headers={"If-Match": "*"}).status_code == 200
 
 
 @pytest.mark.parametrize(("method", "path", "one", "two"), EDITS)
-def test_an_edit_does_not_go_stale_by_itself(here: Site, method: str, path: str, one: object, two: object) -> None:
+def test_an_edit_does_not_go_stale_by_itself(
+    here: Site, method: str, path: str, one: object, two: object
+) -> None:
     here.edit("PUT", "/v1/labs/BCG", {"opening_tflop_s": 5})
     seen = here.etag(path)
     here.submit("ann")
@@ -86,19 +90,25 @@ def test_an_edit_does_not_go_stale_by_itself(here: Site, method: str, path: str,
 
 def test_creating_needs_no_tag_and_cannot_overwrite(here: Site) -> None:
     body = {"vram_gb": 8, "tflops": 1}
-    problem(here.ask("root", "PUT", "/v1/tiers/N", body, headers={"If-Match": '"a-b"'}), "STALE_EDIT")
+    problem(
+        here.ask("root", "PUT", "/v1/tiers/N", body, headers={"If-Match": '"a-b"'}), "STALE_EDIT"
+    )
     new = {"If-None-Match": "*"}
     assert here.ask("root", "PUT", "/v1/tiers/N", body, headers=new).status_code == 200
     problem(here.ask("root", "PUT", "/v1/tiers/N", body, headers=new), "STALE_EDIT", 412)
     problem(here.ask("root", "DELETE", "/v1/tiers/N"), "PRECONDITION_REQUIRED", 428)
-    problem(here.ask("root", "DELETE", "/v1/tiers/N", headers={"If-Match": '"x"'}), "STALE_EDIT", 412)
+    problem(
+        here.ask("root", "DELETE", "/v1/tiers/N", headers={"If-Match": '"x"'}), "STALE_EDIT", 412
+    )
 
 
 def test_of_many_edits_from_one_reading_one_is_kept(here: Site) -> None:
     seen = here.etag("/v1/labs/BCG")
 
     def edit(weight: int) -> int:
-        return here.ask("root", "PUT", "/v1/labs/BCG", {"weight": weight}, headers={"If-Match": seen}).status_code
+        return here.ask(
+            "root", "PUT", "/v1/labs/BCG", {"weight": weight}, headers={"If-Match": seen}
+        ).status_code
 
     with ThreadPoolExecutor(8) as threads:
         codes = list(threads.map(edit, range(2, 18)))

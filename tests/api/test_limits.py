@@ -102,9 +102,18 @@ def test_keys_belong_to_a_person_and_a_request(here: Site) -> None:
     key = {"Idempotency-Key": "abc"}
     one = here.ask("bcg", "POST", "/v1/jobs", JOB, headers=key).json()["id"]
     assert here.ask("ann", "POST", "/v1/jobs", JOB, headers=key).json()["id"] != one
-    problem(here.ask("bcg", "POST", "/v1/jobs", JOB | {"hold": True}, headers=key), "IDEMPOTENCY_MISMATCH", 422)
+    problem(
+        here.ask("bcg", "POST", "/v1/jobs", JOB | {"hold": True}, headers=key),
+        "IDEMPOTENCY_MISMATCH",
+        422,
+    )
     again = here.ask("bcg", "POST", f"/v1/jobs/{one}/rerun", headers={"Idempotency-Key": "r"})
-    assert again.json()["id"] == here.ask("bcg", "POST", f"/v1/jobs/{one}/rerun", headers={"Idempotency-Key": "r"}).json()["id"]
+    assert (
+        again.json()["id"]
+        == here.ask(
+            "bcg", "POST", f"/v1/jobs/{one}/rerun", headers={"Idempotency-Key": "r"}
+        ).json()["id"]
+    )
 
 
 def test_a_replay_passes_the_maintenance_gate(here: Site) -> None:
@@ -116,13 +125,25 @@ def test_a_replay_passes_the_maintenance_gate(here: Site) -> None:
 
 @pytest.mark.parametrize("key", ["x" * 201, "a b", "a\tb"])
 def test_unusable_keys(here: Site, key: str) -> None:
-    told = problem(here.ask("bcg", "POST", "/v1/jobs", JOB, headers={"Idempotency-Key": key}), "INVALID_REQUEST", 422)
+    told = problem(
+        here.ask("bcg", "POST", "/v1/jobs", JOB, headers={"Idempotency-Key": key}),
+        "INVALID_REQUEST",
+        422,
+    )
     assert told["errors"][0]["pointer"] == "Idempotency-Key:"
 
 
 # -- maintenance ---------------------------------------------------------------------
 
-WORK = ["POST /v1/jobs", "POST /v1/jobs/H/release", "POST /v1/jobs/H/hold", "POST /v1/jobs/H/retry", "POST /v1/jobs/H/rerun", "PATCH /v1/jobs/H", "PUT /v1/me/queue"]
+WORK = [
+    "POST /v1/jobs",
+    "POST /v1/jobs/H/release",
+    "POST /v1/jobs/H/hold",
+    "POST /v1/jobs/H/retry",
+    "POST /v1/jobs/H/rerun",
+    "PATCH /v1/jobs/H",
+    "PUT /v1/me/queue",
+]
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -134,7 +155,11 @@ def test_maintenance_gate(here: Site, phase: Phase) -> None:
     assert here.get("", "/v1/maintenance/status") == {"phase": phase.value}
     for line in WORK:
         method, path = line.split()
-        body = {"POST /v1/jobs": JOB, "PATCH /v1/jobs/H": {}, "PUT /v1/me/queue": {"jobs": [held]}}.get(line)
+        body = {
+            "POST /v1/jobs": JOB,
+            "PATCH /v1/jobs/H": {},
+            "PUT /v1/me/queue": {"jobs": [held]},
+        }.get(line)
         answer = here.ask("bcg", method, path.replace("H", str(held)), body)
         if phase is Phase.NORMAL:
             assert answer.status_code in (200, 201, 409), line
@@ -144,10 +169,14 @@ def test_maintenance_gate(here: Site, phase: Phase) -> None:
     assert cancel.status_code == (200 if phase in (Phase.NORMAL, Phase.DRAINING) else 503)
     for path in ("/v1/queue", "/v1/pool", f"/v1/jobs/{held}/why", "/v1/jobs"):
         assert here.ask("bcg", "GET", path).status_code == 200
-    assert here.ask("bcg", "POST", "/v1/submit/preview", JOB).json()["starts_now"] == (phase is Phase.NORMAL)
+    assert here.ask("bcg", "POST", "/v1/submit/preview", JOB).json()["starts_now"] == (
+        phase is Phase.NORMAL
+    )
     assert here.ask("bcg", "POST", "/v1/tokens", {}).status_code == 201
     assert here.edit("PUT", "/v1/labs/BCG", {"weight": 2}).status_code == 200
-    assert here.ask("root", "PUT", "/v1/maintenance", {"phase": "NORMAL"}).json() == {"phase": "NORMAL"}
+    assert here.ask("root", "PUT", "/v1/maintenance", {"phase": "NORMAL"}).json() == {
+        "phase": "NORMAL"
+    }
 
 
 def test_maintenance_goes_its_way(here: Site) -> None:

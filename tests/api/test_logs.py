@@ -68,7 +68,9 @@ def test_last_lines(here: Site, piece: int, end: bytes, monkeypatch: pytest.Monk
     write(here, job, 1, text)
     lines = text.splitlines(keepends=True)
     for tail in (0, 1, 2, 9, 10, 11, 12, 1000):
-        assert read(here, job, f"tail={tail}").content == b"".join(lines[len(lines) - tail if tail < len(lines) else 0 :])
+        assert read(here, job, f"tail={tail}").content == b"".join(
+            lines[len(lines) - tail if tail < len(lines) else 0 :]
+        )
     assert read(here, job, "tail=100&offset=8").content == text[8:]
     assert read(here, job, "tail=0").headers["dure-log-next-offset"] == str(len(text))
 
@@ -175,7 +177,9 @@ def test_a_stream_ends_with_its_token(here: Site) -> None:
 
 @contextmanager
 def listening(here: Site) -> Iterator[uvicorn.Server]:
-    config = uvicorn.Config(here.app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        here.app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=5
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -192,7 +196,11 @@ def listening(here: Site) -> Iterator[uvicorn.Server]:
 def connect(server: uvicorn.Server, here: Site, job: int) -> http.client.HTTPConnection:
     port = server.servers[0].sockets[0].getsockname()[1]
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    connection.request("GET", f"/v1/jobs/{job}/logs?follow=true", headers={"Authorization": f"Bearer {here.tokens['bcg']}"})
+    connection.request(
+        "GET",
+        f"/v1/jobs/{job}/logs?follow=true",
+        headers={"Authorization": f"Bearer {here.tokens['bcg']}"},
+    )
     return connection
 
 

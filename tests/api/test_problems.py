@@ -220,7 +220,9 @@ BODIES: list[tuple[bytes, int]] = [
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/submit/preview"])
 def test_bad_bodies(here: Site, number: int, path: str) -> None:
     body, status = BODIES[number]
-    answer = here.ask("bcg", "POST", path, content=body, headers={"Content-Type": "application/json"})
+    answer = here.ask(
+        "bcg", "POST", path, content=body, headers={"Content-Type": "application/json"}
+    )
     told = problem(answer, "INVALID_REQUEST", status)
     assert told["errors"]
     assert here.get("bcg", "/v1/jobs")["items"] == []
@@ -228,7 +230,13 @@ def test_bad_bodies(here: Site, number: int, path: str) -> None:
 
 def test_later_of_two_equal_keys_counts(here: Site) -> None:
     body = b'{"command":["a"],"name":"x","name":"y"}'
-    answer = here.ask("bcg", "POST", "/v1/jobs", content=body, headers={"Content-Type": "application/json; charset=utf-8"})
+    answer = here.ask(
+        "bcg",
+        "POST",
+        "/v1/jobs",
+        content=body,
+        headers={"Content-Type": "application/json; charset=utf-8"},
+    )
     assert answer.json()["name"] == "y"
 
 
@@ -256,13 +264,34 @@ def test_odd_but_valid_text_survives(here: Site) -> None:
     ],
 )
 def test_pointers(here: Site, body: bytes, pointer: str) -> None:
-    answer = here.ask("bcg", "POST", "/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    answer = here.ask(
+        "bcg", "POST", "/v1/jobs", content=body, headers={"Content-Type": "application/json"}
+    )
     assert problem(answer, "INVALID_REQUEST", 422)["errors"][0]["pointer"] == pointer
 
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=201", "limit=x", "limit=", "limit=1&limit=2", "limit=%D9%A3", "state=X", "mine=maybe", "zz=1", "user=%00", "since_ms=-1", "cursor=%00", "cursor=xx", "cursor=" + "A" * 300, "since_ms=99999999999999999999999", "name=%00", "&".join(f"a{i}=1" for i in range(300)), "user=" + "a" * 5000],
+    [
+        "limit=0",
+        "limit=201",
+        "limit=x",
+        "limit=",
+        "limit=1&limit=2",
+        "limit=%D9%A3",
+        "state=X",
+        "mine=maybe",
+        "zz=1",
+        "user=%00",
+        "since_ms=-1",
+        "cursor=%00",
+        "cursor=xx",
+        "cursor=" + "A" * 300,
+        "since_ms=99999999999999999999999",
+        "name=%00",
+        "&".join(f"a{i}=1" for i in range(300)),
+        "user=" + "a" * 5000,
+    ],
 )
 def test_bad_queries(here: Site, query: str) -> None:
     answer = here.ask("bcg", "GET", f"/v1/jobs?{query}")
@@ -279,7 +308,22 @@ def test_cursor_of_another_list_is_refused(here: Site) -> None:
         problem(here.ask("bcg", "GET", f"{path}?cursor={cursor}"), "INVALID_REQUEST", 422)
 
 
-@pytest.mark.parametrize("job", ["0x1", "-1", "1.0", "%00", "a", "9" * 18, "9" * 19, "9" * 400, "%F0%9F%98%80", "1%0A", "%D9%A1"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        "0x1",
+        "-1",
+        "1.0",
+        "%00",
+        "a",
+        "9" * 18,
+        "9" * 19,
+        "9" * 400,
+        "%F0%9F%98%80",
+        "1%0A",
+        "%D9%A1",
+    ],
+)
 @pytest.mark.parametrize("suffix", ["", "/why", "/events", "/attempts", "/logs"])
 def test_unknown_jobs(here: Site, job: str, suffix: str) -> None:
     problem(here.ask("bcg", "GET", f"/v1/jobs/{job}{suffix}"), "NOT_FOUND", 404)
@@ -300,7 +344,9 @@ def test_unknown_things(here: Site) -> None:
     problem(here.ask("bcg", "DELETE", "/v1/tokens/ab"), "NOT_FOUND", 404)
     problem(here.ask("root", "DELETE", "/v1/tokens/nosuchtoken"), "NOT_FOUND", 404)
     problem(here.ask("root", "POST", "/v1/tokens", {"user": "ghost"}), "NOT_FOUND", 404)
-    problem(here.ask("root", "PATCH", "/v1/nodes/ghost", {}, headers={"If-Match": "*"}), "NOT_FOUND")
+    problem(
+        here.ask("root", "PATCH", "/v1/nodes/ghost", {}, headers={"If-Match": "*"}), "NOT_FOUND"
+    )
     problem(here.ask("root", "DELETE", "/v1/tiers/ghost", headers={"If-Match": "*"}), "NOT_FOUND")
     problem(here.ask("root", "POST", "/v1/jobs", JOB | {"lab": "GHOST"}), "NOT_FOUND", 404)
     problem(here.ask("root", "GET", "/v1/labs/GHOST/usage"), "NOT_FOUND", 404)
@@ -319,7 +365,9 @@ def test_body_limit_holds_without_a_length(here: Site) -> None:
             yield b"x" * 65_536
 
     headers = {"Content-Type": "application/json"}
-    problem(here.ask("bcg", "POST", "/v1/jobs", content=endless(), headers=headers), "TOO_LARGE", 413)
+    problem(
+        here.ask("bcg", "POST", "/v1/jobs", content=endless(), headers=headers), "TOO_LARGE", 413
+    )
 
 
 def test_languages() -> None:

@@ -24,7 +24,13 @@ def test_submit_fills_in_name_and_lab(here: Site) -> None:
 
 def test_sentences_follow_accept_language(here: Site) -> None:
     job = here.submit(hold=True)
-    for header, word in (("ko", "개인 대기"), ("de, ko;q=0.5, en;q=0.1", "개인 대기"), ("en-GB", "Personal queue"), ("", "Personal queue"), ("*;q=x", "Personal queue")):
+    for header, word in (
+        ("ko", "개인 대기"),
+        ("de, ko;q=0.5, en;q=0.1", "개인 대기"),
+        ("en-GB", "Personal queue"),
+        ("", "Personal queue"),
+        ("*;q=x", "Personal queue"),
+    ):
         answer = here.ask("bcg", "GET", f"/v1/jobs/{job}", headers={"Accept-Language": header})
         assert answer.json()["state_text"] == word
     why = here.get("bcg", f"/v1/jobs/{job}/why", headers={"Accept-Language": "ko"})
@@ -36,14 +42,24 @@ def test_life_of_a_job(here: Site) -> None:
     here.runs["train"] = SimRun(run_ms=90_000)
     job = here.submit()
     running = here.get("bcg", f"/v1/jobs/{job}")
-    assert running["placement"] == {"node": "gpu-1", "tier": "RTX4090", "gpus": [0], "simulated": False}
+    assert running["placement"] == {
+        "node": "gpu-1",
+        "tier": "RTX4090",
+        "gpus": [0],
+        "simulated": False,
+    }
     assert running["output_dir"] == f"/out/{job}.1"
     here.story.wait(91)
     done = here.get("bcg", f"/v1/jobs/{job}")
     assert done["state"] == "COMPLETED"
     assert done["exit_code"] == 0
     # 90 s x 82.6 TFLOPS, exactly.
-    assert done["charge"] == {"total_tflop_s": "7434", "run_tflop_s": "7434", "reserved_tflop_s": "0", "written_off_gpu_s": "0"}
+    assert done["charge"] == {
+        "total_tflop_s": "7434",
+        "run_tflop_s": "7434",
+        "reserved_tflop_s": "0",
+        "written_off_gpu_s": "0",
+    }
     (attempt,) = here.get("bcg", f"/v1/jobs/{job}/attempts")["items"]
     assert attempt["outcome"] == "completed"
     assert attempt["ended_ms"] - attempt["started_ms"] == 90_000
@@ -62,7 +78,11 @@ def test_cancel_shows_both_clocks(here: Site) -> None:
     told = here.ask("bcg", "POST", f"/v1/jobs/{job}/cancel").json()
     asked = here.clock.now_ms()
     assert told["state"] == "CANCELLING"
-    assert told["cancel"] == {"asked_ms": asked, "checkpoint_until_ms": asked + 30_000, "kill_at_ms": asked + 300_000}
+    assert told["cancel"] == {
+        "asked_ms": asked,
+        "checkpoint_until_ms": asked + 30_000,
+        "kill_at_ms": asked + 300_000,
+    }
     gpu = here.get("vis", "/v1/nodes/gpu-1")["gpus"][0]
     assert (gpu["state"], gpu["job"], gpu["lab"]) == ("ending", job, "BCG")
     here.story.wait(11)
@@ -99,7 +119,15 @@ def test_hold_release_edit_reorder(here: Site) -> None:
     moved = here.ask("bcg", "PUT", "/v1/me/queue", {"jobs": [b]}).json()
     assert [r["job"] for r in moved["items"]] == [b, a]
     assert not here.ask("bcg", "POST", f"/v1/jobs/{a}/release").json()["held"]
-    patch = {"name": "", "num_gpus": 2, "tiers": ["RTX4090"], "node": "gpu-1", "time_limit_s": 60, "not_before_ms": 0, "min_vram_gb": 3.5}
+    patch = {
+        "name": "",
+        "num_gpus": 2,
+        "tiers": ["RTX4090"],
+        "node": "gpu-1",
+        "time_limit_s": 60,
+        "not_before_ms": 0,
+        "min_vram_gb": 3.5,
+    }
     edited = here.ask("bcg", "PATCH", f"/v1/jobs/{a}", patch).json()
     assert (edited["name"], edited["num_gpus"], edited["tiers"]) == ("train", 2, ["RTX4090"])
     cleared = here.ask("bcg", "PATCH", f"/v1/jobs/{b}", {"node": None, "time_limit_s": None}).json()
@@ -128,6 +156,7 @@ def test_lists_page_with_opaque_cursors(here: Site) -> None:
 
 def test_filters(here: Site) -> None:
     mine, hers = here.submit("bcg", name="x"), here.submit("ann", hold=True)
+
     def found(query: str) -> list[int]:
         return [j["id"] for j in here.get("ann", f"/v1/jobs?{query}")["items"]]
 
@@ -191,12 +220,20 @@ def test_pool_counts_every_gpu_once(here: Site) -> None:
     assert held["reservation"]["count"] == 1
     node = here.engine.world.pool.nodes["gpu-2"]
     sick = Gpu(index=0, tier="RTX3080Ti", healthy=False)
-    here.story.node("gpu-2", gpus=(sick, Gpu(index=1, tier="RTX3080Ti", foreign=True, simulated=True)))
+    here.story.node(
+        "gpu-2", gpus=(sick, Gpu(index=1, tier="RTX3080Ti", foreign=True, simulated=True))
+    )
     pool = here.get("vis", "/v1/pool")
     gpus = {n["name"]: [g["state"] for g in n["gpus"]] for n in pool["nodes"]}
     assert gpus == {"gpu-1": ["run", "reserved"], "gpu-2": ["sick", "foreign"]}
     best, second = pool["tiers"]
-    assert (best["name"], best["run"], best["reserved"], best["idle"], best["down"]) == ("RTX4090", 1, 1, 0, 0)
+    assert (best["name"], best["run"], best["reserved"], best["idle"], best["down"]) == (
+        "RTX4090",
+        1,
+        1,
+        0,
+        0,
+    )
     assert (second["down"], second["start_now"], second["simulated"]) == (2, 0, True)
     here.story.node("gpu-2", gpus=node.gpus, drained=True)
     assert {g["state"] for g in here.get("vis", "/v1/nodes/gpu-2")["gpus"]} == {"drained"}
@@ -218,7 +255,9 @@ def test_preview_asks_the_planner_and_changes_nothing(here: Site) -> None:
     assert free["starts_now"]
     assert free["ahead"] == 0
     assert free["cost_per_hour_tflop_s"] == {"RTX3080Ti": "122760", "RTX4090": "297360"}
-    assert not here.ask("bcg", "POST", "/v1/submit/preview", JOB | {"hold": True}).json()["starts_now"]
+    assert not here.ask("bcg", "POST", "/v1/submit/preview", JOB | {"hold": True}).json()[
+        "starts_now"
+    ]
     assert before == (here.engine.world.last_event_id, len(here.engine.world.index))
     for _ in range(6):
         here.submit("bcg")
@@ -231,14 +270,25 @@ def test_preview_asks_the_planner_and_changes_nothing(here: Site) -> None:
 
 
 def test_preview_refuses_what_submit_refuses(here: Site) -> None:
-    told = problem(here.ask("bcg", "POST", "/v1/submit/preview", JOB | {"num_gpus": 8}), "NO_FIT_PLACEMENT")
+    told = problem(
+        here.ask("bcg", "POST", "/v1/submit/preview", JOB | {"num_gpus": 8}), "NO_FIT_PLACEMENT"
+    )
     assert told["nearest_requests"][0]["num_gpus"] == 2
     problem(here.ask("bcg", "POST", "/v1/submit/preview", JOB | {"lab": "VIS"}), "FORBIDDEN")
 
 
 def test_labs_users_usage(here: Site) -> None:
-    told = here.edit("PUT", "/v1/labs/BCG", {"title": "Bio", "weight": 2, "limits": {"slots": 3}, "opening_tflop_s": 1.5}).json()
-    assert (told["title"], told["weight"], told["limits"]["slots"], told["usage_tflop_s"]) == ("Bio", 2, 3, "1.5")
+    told = here.edit(
+        "PUT",
+        "/v1/labs/BCG",
+        {"title": "Bio", "weight": 2, "limits": {"slots": 3}, "opening_tflop_s": 1.5},
+    ).json()
+    assert (told["title"], told["weight"], told["limits"]["slots"], told["usage_tflop_s"]) == (
+        "Bio",
+        2,
+        3,
+        "1.5",
+    )
     usage = here.get("bcg", "/v1/labs/BCG/usage")
     assert (usage["opening_tflop_s"], usage["charged_tflop_s"]) == ("1.5", "1.5")
     here.clock.advance(604_800)
@@ -256,7 +306,9 @@ def test_labs_users_usage(here: Site) -> None:
 
 
 def test_tiers_and_nodes(here: Site) -> None:
-    made = here.ask("root", "PUT", "/v1/tiers/H200", {"vram_gb": 141, "tflops": 989.5, "sort_order": 99})
+    made = here.ask(
+        "root", "PUT", "/v1/tiers/H200", {"vram_gb": 141, "tflops": 989.5, "sort_order": 99}
+    )
     assert made.json()["tflops"] == 989.5
     assert here.get("bcg", "/v1/tiers")["items"][0]["name"] == "H200"
     assert here.edit("DELETE", "/v1/tiers/H200").status_code == 204

@@ -141,9 +141,7 @@ def test_json_has_all_fields_of_its_struct(
     row = wire.PersonalRow(
         job=1, name="x", num_gpus=1, held=False, reason=wire.ReasonOut(code="HELD", text="t")
     )
-    server.on(
-        "GET /v1/me/queue", wire.PersonalQueueOut(slots_used=1, slots_limit=2, items=[row])
-    )
+    server.on("GET /v1/me/queue", wire.PersonalQueueOut(slots_used=1, slots_limit=2, items=[row]))
     dure.env["DURE_LANG"] = "ko"
     result = dure(*args, "--json")
     assert result.exit_code == 0, result.output
@@ -177,7 +175,9 @@ def test_hangul_columns_stay_aligned(dure: Shell, server: Stub, terminal: None) 
     server.on("GET /v1/queue", queue_out(*rows))
     dure.env["DURE_LANG"] = "ko"
     lines = dure("queue").stdout.splitlines()
-    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines if "비전" in line or "순위" in line]
+    plain = [
+        re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines if "비전" in line or "순위" in line
+    ]
     assert len(plain) == 4
     ends = {cells(line[: re.search("연구실|비전", line).start()]) for line in plain}
     assert len(ends) == 1, plain
@@ -221,7 +221,9 @@ def test_pages_are_followed_to_the_limit(dure: Shell, server: Stub) -> None:
 
 
 def test_filters_reach_the_server(dure: Shell, server: Stub) -> None:
-    dure("jobs", "--state", "running", "--state", "FAILED", "--lab", "VIS", "--mine", "--since", "2h")
+    dure(
+        "jobs", "--state", "running", "--state", "FAILED", "--lab", "VIS", "--mine", "--since", "2h"
+    )
     query = server.seen[-1].query
     assert query["state"] == ["RUNNING", "FAILED"]
     assert query["lab"] == ["VIS"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +87,7 @@ def worlds(draw: st.DrawFn):
         k = draw(st.integers(0, len(views) - 1))
         where = draw(st.sampled_from(places))
         held = Reservation(placement=where, count=draw(st.integers(1, 2)), since_ms=0, mtflops=1)
-        views[k] = b.msgspec.structs.replace(views[k], reservation=held)
+        views[k] = msgspec.structs.replace(views[k], reservation=held)
     return labs, views, pool
 
 

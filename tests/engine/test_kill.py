@@ -15,6 +15,7 @@ import shutil
 import signal
 import tempfile
 import traceback
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,6 @@ MOMENTS = {
     "cancel.after_stop": (1, 1),
 }
 assert set(MOMENTS) <= set(POINTS)
-_template: Path | None = None
 
 
 def script(order) -> SimRun:
@@ -97,12 +97,15 @@ class Site:
 
 def found(folder: Path) -> None:
     """Tiers, nodes, labs, users: the same for every run, so made once and copied."""
-    global _template
-    if _template is None:
-        _template = Path(tempfile.mkdtemp()) / "dure.db"
-        atexit.register(shutil.rmtree, _template.parent, ignore_errors=True)
-        _found(_template.parent)
-    shutil.copy(_template, folder / "dure.db")
+    shutil.copy(template(), folder / "dure.db")
+
+
+@cache
+def template() -> Path:
+    made = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    _found(made)
+    return made / "dure.db"
 
 
 def _found(folder: Path) -> None:
@@ -175,7 +178,7 @@ def run_and_die(folder: Path, seed: int, point: str, nth: int) -> tuple[bool, li
             die_at(point, nth)
             live(folder, seed, lambda line: os.write(writer, f"{line}\n".encode()))
             code = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the parent prints it
             os.write(writer, traceback.format_exc().encode())
         finally:
             os._exit(code)

@@ -69,6 +69,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        api.open()
         yield
         api.close()
 

@@ -50,7 +50,8 @@ class Api:
         self.settings = settings
         self.ids = ids
         self.limiter = Limiter(settings.limits)
-        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dure-api")
+        self.threads = _threads()
+        self.closed = False
         self.stopping = threading.Event()
         self.schema = b""
 
@@ -58,10 +59,22 @@ class Api:
         """Let open streams end, so that a stop need not wait for their readers."""
         self.stopping.set()
 
+    def open(self) -> None:
+        """Serve again after a `close`: an application may be started more than once."""
+        if self.closed:
+            self.threads = _threads()
+            self.stopping.clear()
+            self.closed = False
+
     def close(self) -> None:
         """Give the threads back."""
         self.stopping.set()
+        self.closed = True
         self.threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="dure-api")
 
 
 class Call(msgspec.Struct, frozen=True):

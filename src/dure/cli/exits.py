@@ -1,6 +1,6 @@
 """Exit codes, and how a refusal is told on stderr.
 
-The table is a promise to scripts; docs/reference/cli.md repeats it.
+The table is a promise to scripts: codes may be added, none changes its meaning.
 """
 
 from __future__ import annotations

@@ -7,10 +7,12 @@ characters, whatever a job is called.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 import click
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 ALL_FIELDS = "*"
+NARROWEST = 80
 _FIELDS = re.compile(r"[a-z_]+(,[a-z_]+)*")
 
 
@@ -162,7 +165,17 @@ def console() -> Console:
     """Terminal to draw tables on; honours NO_COLOR."""
     from rich.console import Console  # noqa: PLC0415 - 30 ms that pipes do not need
 
-    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(
+        # Narrower than this, the terminal's own line wrap is easier to read than cells of
+        # four letters.
+        width=max(NARROWEST, get_terminal_size().columns),
+        file=sys.stdout,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        color_system=None if plain else "auto",
+    )
 
 
 def show_table(
@@ -186,6 +199,7 @@ def show_table(
             Text(pick(HEADERS[c.key])),
             justify="right" if c.right else "left",
             no_wrap=not c.flex,
+            min_width=12 if c.flex else None,
             overflow="fold",
         )
     for row in cells:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -36,8 +37,6 @@ def login(app: App, url: str | None, token_stdin: bool, profile: str | None) -> 
 
 
 def _address(given: str | None, name: str, *, ask: bool) -> str:
-    import os  # noqa: PLC0415
-
     known = load().profiles.get(name)
     default = given or os.environ.get("DURE_URL") or (known.url if known else DEFAULT_URL)
     if given is None and ask and can_ask():

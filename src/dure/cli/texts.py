@@ -280,10 +280,6 @@ SENTENCES: dict[str, Text] = {
         "대기합니다. 앞에 작업 {ahead}개가 있습니다.",
     ),
     "preview_slots": ("Slots: {used} of {limit} used.", "슬롯: {limit}개 중 {used}개 사용."),
-    "preview_cost": (
-        "An hour on {tier} costs {hours} 4090-h.",
-        "{tier} 1시간은 4090 {hours}시간입니다.",
-    ),
     "preview_nowhere": ("Nothing here fits it.", "맞는 배치가 없습니다."),
     "token_prompt": ("Token", "토큰"),
     "url_prompt": ("Address of the server", "서버 주소"),
@@ -313,14 +309,12 @@ SENTENCES: dict[str, Text] = {
     "user_needs": ("a new user needs --lab", "새 사용자에는 --lab이 필요합니다."),
     "bad_path": ("the path begins with /: /v1/me", "경로는 /로 시작합니다: /v1/me"),
     "bad_body": ("the body is not JSON: {detail}", "본문이 JSON이 아닙니다: {detail}"),
-    "console_at": ("{url}", "{url}"),
     "did_you_mean": ("Did you mean {name}?", "{name}을(를) 찾으셨습니까?"),
     "what_tier": ("tier", "등급"),
     "what_lab": ("lab", "연구실"),
     "what_user": ("user", "사용자"),
     "what_token": ("token", "토큰"),
     "act_cancel": ("Cancel", "취소"),
-    "server_at": ("{url}", "{url}"),
 }
 
 

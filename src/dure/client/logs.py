@@ -151,6 +151,9 @@ class Follower:
                 self._patience.hurry()
                 yield chunk
         except ApiError as error:
+            if follow and error.status == 429:
+                # Too many open streams: look now and then instead.
+                return (yield from self._read(follow=False))
             if error.status != 404:  # an attempt that never started has no log
                 self._patience.failed(error)
                 return False

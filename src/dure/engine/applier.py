@@ -63,9 +63,12 @@ def _write(work: Work, snapshot: Snapshot, plan: Plan) -> list[Decision]:
         for job_id, view in planned.items()
         if (job := work.job(job_id)) is None or view_of(job, snapshot.now_ms) != view
     }
+    # Maintenance may have begun between plan and apply (I7); releases go on (R5).
+    moves = dispatches(work.tx.phase())
     kept: list[Decision] = []
     for decision in plan.decisions:
-        if decision.job in changed or not _still_idle(work, decision):
+        may = isinstance(decision, Release) or (moves and _still_idle(work, decision))
+        if decision.job in changed or not may:
             # What follows was planned on this one: it may need what a release frees, or
             # take what an earlier job could now have. The next cycle decides anew.
             break
@@ -74,12 +77,8 @@ def _write(work: Work, snapshot: Snapshot, plan: Plan) -> list[Decision]:
     return kept
 
 
-def _still_idle(work: Work, decision: Decision) -> bool:
+def _still_idle(work: Work, decision: Dispatch | Reserve | Absorb) -> bool:
     """The placement still takes work and still has the GPUs; else the next cycle decides."""
-    if isinstance(decision, Release):
-        return True
-    if not dispatches(work.tx.phase()):
-        return False  # maintenance began between plan and apply (I7)
     view = work.placement(decision.placement)
     if view is None or not view.takes_work:
         return False

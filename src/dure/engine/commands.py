@@ -340,9 +340,9 @@ def edit(
         job = owned(work, actor, job_id)
         if job.state not in WAITING:
             raise wrong_state(job, "edit")
-        request = change(job.request)
+        request = _with_default_limit(engine, change(job.request))
         owner = work.tx.user(job.user) or actor
-        check_request(engine, work, owner, work.tx.lab(job.lab), request)
+        check_request(engine, work, owner, work.tx.lab(request.lab), request)
         after = msgspec.structs.replace(job, request=request, fit_lost=False)
         check_fit(work, shape_of(after, work.now_ms))
         after = _keep_or_settle(work, after)

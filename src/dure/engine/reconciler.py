@@ -393,6 +393,9 @@ def reconcile(engine: Engine) -> None:
         if strange:
             backend.fence(_not_closed(engine, strange))
         _ask_again(engine, backend, [a for a in mine if _key(a) in known])
+        over = [_key(a) for a in mine if _key(a) in known and _given_up(jobs.get(a.job), a)]
+        if over:
+            backend.fence(over)
         missing = [a for a in mine if _key(a) not in known]
         if missing and not backend.inventory().unreachable:
             _missing(engine, name, missing, jobs)
@@ -400,6 +403,14 @@ def reconcile(engine: Engine) -> None:
 
 def _key(attempt: Attempt) -> LeaseKey:
     return LeaseKey(job=attempt.job, epoch=attempt.epoch)
+
+
+def _given_up(job: Job | None, attempt: Attempt) -> bool:
+    """A lost lease whose job ended, was held or runs elsewhere: none of it is wanted any more."""
+    if attempt.ended_ms is None or attempt.outcome not in LOST:
+        return False
+    current = job is not None and job.epoch == attempt.epoch
+    return not (current and job is not None and job.state in PROMOTED_WAIT)
 
 
 def _not_closed(engine: Engine, keys: Sequence[LeaseKey]) -> list[LeaseKey]:

@@ -1,0 +1,216 @@
+"""Replay a trace through the production planner, in virtual time.
+
+Event driven on a grid of a few seconds: ends and submits are exact, decisions fall on the
+grid, as the sweep's would. Jobs run as long as the trace says; nothing fails unless asked.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from dure.core.fairshare import book
+from dure.core.model import (
+    JobId,
+    JobState,
+    JobView,
+    Lab,
+    LabId,
+    Lease,
+    Reservation,
+    Shape,
+    TierId,
+    UserId,
+)
+from dure.core.placement import Pool
+from dure.core.plan import Absorb, Dispatch, Release, ReleaseCause, Reserve
+from dure.core.policy import Policy
+from dure.core.queues import QueueIndex
+from dure.core.scheduler import plan
+from dure.sim.trace import Cluster, Trace, TraceJob
+
+
+class Ran(msgspec.Struct, frozen=True, gc=False):
+    """One job's fate: when it was submitted, started and ended, in seconds."""
+
+    job: TraceJob
+    start_s: float
+    end_s: float
+    tier: str
+
+
+class Result(msgspec.Struct):
+    """What a replay produced."""
+
+    ran: list[Ran]
+    unplaced: list[TraceJob]
+    reserved_gpu_s: float = 0.0
+    reservations: int = 0
+    broken: int = 0
+    cycles: int = 0
+    decisions: int = 0
+    gpus: int = 0
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How a replay runs. `slots` 0 lifts the personal limit."""
+
+    grid_s: float = 5.0
+    slots: int = 0
+
+
+class Replay:
+    """One trace on one cluster under one policy."""
+
+    def __init__(
+        self, trace: Trace, cluster: Cluster, policy: Policy, options: Options | None = None
+    ) -> None:
+        self.options = options or Options()
+        self.policy = policy
+        self.trace = trace
+        self.pool = Pool()
+        for tier in cluster.tiers:
+            self.pool.put_tier(tier)
+        for node in cluster.nodes:
+            self.pool.put_node(node)
+        self.index = QueueIndex(policy.half_life_ms)
+        self.labs: dict[LabId, Lab] = {}
+        self.jobs: dict[JobId, TraceJob] = {}
+        self.result = Result(ran=[], unplaced=[], gpus=cluster.gpus)
+        self._reserved: dict[JobId, list[tuple[int, int, int]]] = defaultdict(list)
+        self._ends: list[tuple[int, JobId, Lease, int, int]] = []
+        self._slots: dict[UserId, int] = defaultdict(int)
+        self._personal: dict[UserId, deque[JobView]] = defaultdict(deque)
+        for name in sorted({j.lab for j in trace.jobs}):
+            self._put_lab(Lab(name=LabId(name)))
+
+    def run(self, tell: Callable[[int, int], None] | None = None) -> Result:
+        """Replay everything; `tell(done, all)` is called now and then."""
+        grid_ms = round(self.options.grid_s * 1000)
+        pending = deque(self.trace.jobs)
+        while pending or self._ends or len(self.index):
+            due = []
+            if pending:
+                due.append(round(pending[0].submit_s * 1000))
+            if self._ends:
+                due.append(self._ends[0][0])
+            if not due:
+                break
+            now_ms = -(-min(due) // grid_ms) * grid_ms
+            self._finish(now_ms)
+            while pending and pending[0].submit_s * 1000 <= now_ms:
+                self._submit(pending.popleft())
+            self.index.advance(now_ms)
+            while self._cycle(now_ms):
+                pass
+            if tell is not None and self.result.cycles % 512 == 0:
+                tell(len(self.result.ran), len(self.trace.jobs))
+        self.result.unplaced = [self.jobs[v.id] for v in self.index.ranked(self.pool)]
+        return self.result
+
+    # -- what happens --
+
+    def _submit(self, job: TraceJob) -> None:
+        number = JobId(job.id)
+        self.jobs[number] = job
+        view = JobView(
+            id=number,
+            lab=LabId(job.lab),
+            user=UserId(job.user),
+            state=JobState.GLOBAL_QUEUE_WAIT,
+            shape=Shape(num_gpus=job.num_gpus, tiers=tuple(TierId(t) for t in job.tiers)),
+            entered_ms=round(job.submit_s * 1000),
+        )
+        limit = self.options.slots
+        if limit and self._slots[view.user] >= limit:
+            self._personal[view.user].append(view)
+            return
+        self._slots[view.user] += 1
+        self.index.put(view)
+
+    def _promote(self, user: UserId, now_ms: int) -> None:
+        self._slots[user] -= 1
+        if self._personal[user]:
+            view = self._personal[user].popleft()
+            self._slots[user] += 1
+            self.index.put(msgspec.structs.replace(view, entered_ms=now_ms))
+
+    def _finish(self, now_ms: int) -> None:
+        while self._ends and self._ends[0][0] <= now_ms:
+            end_ms, number, lease, start_ms, mtflops = heapq.heappop(self._ends)
+            job = self.jobs[number]
+            cost = job.num_gpus * (end_ms - start_ms) * mtflops
+            cost += sum(n * ms * rate for n, ms, rate in self._reserved.pop(number, ()))
+            self.pool.release(number, 1)
+            self._charge(LabId(job.lab), cost, end_ms)
+            ran = Ran(job, start_ms / 1000, end_ms / 1000, lease.placement.tier)
+            self.result.ran.append(ran)
+            self._promote(UserId(job.user), now_ms)
+
+    def _charge(self, lab: LabId, cost_micro: int, at_ms: int) -> None:
+        self._put_lab(book(self.labs[lab], cost_micro, at_ms, self.policy.half_life_ms))
+
+    def _put_lab(self, lab: Lab) -> None:
+        self.labs[lab.name] = lab
+        self.index.put_lab(lab)
+
+    # -- one cycle --
+
+    def _cycle(self, now_ms: int) -> int:
+        self.result.cycles += 1
+        made = plan(self.index.snapshot(self.pool, self.result.cycles), self.policy)
+        self.result.decisions += len(made.decisions)
+        for decision in made.decisions:
+            view = self.index.view(decision.job)
+            assert view is not None
+            match decision:
+                case Dispatch():
+                    self._start(view, decision, now_ms)
+                case Release():
+                    self._release(view, decision, now_ms)
+                case Reserve() | Absorb():
+                    self._hold(view, decision, now_ms)
+        return len(made.decisions)
+
+    def _start(self, view: JobView, decision: Dispatch, now_ms: int) -> None:
+        lease = Lease(job=view.id, epoch=1, placement=decision.placement, gpus=decision.gpus)
+        self.pool.take(lease)
+        self.index.remove(view.id)
+        mtflops = self.pool.tiers[decision.placement.tier].mtflops
+        end_ms = now_ms + round(self.jobs[view.id].run_s * 1000)
+        heapq.heappush(self._ends, (end_ms, view.id, lease, now_ms, mtflops))
+
+    def _hold(self, view: JobView, decision: Reserve | Absorb, now_ms: int) -> None:
+        self._close_segment(view, now_ms)
+        if isinstance(decision, Reserve):
+            self.result.reservations += 1
+        held = Reservation(
+            placement=decision.placement,
+            count=decision.count,
+            since_ms=now_ms,
+            mtflops=self.pool.tiers[decision.placement.tier].mtflops,
+        )
+        self.index.put(msgspec.structs.replace(view, reservation=held))
+
+    def _close_segment(self, view: JobView, now_ms: int) -> None:
+        held = view.reservation
+        if held is not None:
+            piece = (held.count, now_ms - held.since_ms, held.mtflops)
+            self._reserved[view.id].append(piece)
+            self.result.reserved_gpu_s += piece[0] * piece[1] / 1000
+
+    def _release(self, view: JobView, decision: Release, now_ms: int) -> None:
+        self._close_segment(view, now_ms)
+        self.index.put(msgspec.structs.replace(view, reservation=None))
+        if decision.cause in (ReleaseCause.LOST_RANK, ReleaseCause.BROKEN):
+            self.result.broken += 1
+            cost = sum(n * ms * rate for n, ms, rate in self._reserved.pop(view.id, ()))
+            self._charge(view.lab, cost, now_ms)
+
+
+def waits_h(ran: Iterable[Ran]) -> list[float]:
+    """Hours from submit to start."""
+    return [(r.start_s - r.job.submit_s) / 3600 for r in ran]
