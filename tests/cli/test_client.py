@@ -28,7 +28,7 @@ from dure.client import (
     config,
 )
 from dure.client.quantities import gigabytes, moment_ms, seconds, signal_before
-from dure.core.model import JobState
+from dure.core.model import JobState, Phase
 from tests.cli.stub import TOKEN, Drop, Refuse, Stub, done, job_out, why_out
 
 S = JobState
@@ -86,7 +86,7 @@ def test_what_may_not_happen_twice_is_sent_once(server: Stub, client: Client) ->
     with pytest.raises(Unreachable):
         client.act(12, "retry")
     with pytest.raises(ApiError):
-        client.set_phase(wire.Phase.DRAINING)
+        client.set_phase(Phase.DRAINING)
     assert len(server.seen) == 2
 
 
@@ -120,9 +120,9 @@ def test_one_connection_is_kept_and_a_dead_one_noticed(server: Stub, client: Cli
         client._transport._kept.sock.shutdown(socket.SHUT_RDWR)
         yield
 
-    server.on("PUT /v1/maintenance", wire.MaintenanceOut(phase=wire.Phase.DRAINING))
+    server.on("PUT /v1/maintenance", wire.MaintenanceOut(phase=Phase.DRAINING))
     with closed_by_server():
-        client.set_phase(wire.Phase.DRAINING)  # could not be repeated, and need not be
+        client.set_phase(Phase.DRAINING)  # could not be repeated, and need not be
     assert server.connections == 2
     assert len(server.asked("PUT /v1/maintenance")) == 1
 

@@ -18,7 +18,7 @@ import pytest
 from dure import wire
 from dure.cli import cli, texts
 from dure.cli.exits import exit_of_job
-from dure.core.model import JobState, Phase, Role
+from dure.core.model import JobState, Phase, RetryOn, Role
 from tests.cli.conftest import Shell
 from tests.cli.stub import (
     TOKEN,
@@ -208,7 +208,7 @@ def test_submit_turns_flags_into_the_request(
         min_vram_gb=24,
         node="n1",
         time_limit_s=5400,
-        retry=wire.RetryIn(max=3, on=wire.RetryOn.ERROR),
+        retry=wire.RetryIn(max=3, on=RetryOn.ERROR),
         oom_escalate=False,
         idempotent=True,
         pre_stop_signal=wire.PreStopSignalIn(signal="USR1", before_s=300),

@@ -3,7 +3,7 @@
 Where the others are: S1 S3 S4 S9 S14 S22 tests/core/test_fairshare.py; S6 S7 S11 S22 S37
 test_races.py; S9 S17 S20 test_slots.py; S15 tests/core/test_charging.py; S18 S21 S26
 tests/core/test_reasons.py; S19 S23 S25 tests/core/test_guarantees.py; S34 tests/core/
-test_outcomes.py; S36 test_commands.py; S43 tests/core/test_oom.py.
+test_outcomes.py; S36 test_refusals.py; S43 tests/core/test_oom.py.
 """
 
 from __future__ import annotations
