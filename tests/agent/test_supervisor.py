@@ -154,7 +154,8 @@ def test_signals_have_their_default_action(run):
     ignored = [
         line.split()[1] for line in one.log().splitlines() if line[:6] in ("SigIgn", "SigBlk")
     ]
-    assert [int(x, 16) for x in ignored] == [0, 0]
+    # Signals 1 to 31; 32 and 33 are the C library's own and nobody can set them.
+    assert [int(x, 16) & 0x7FFFFFFF for x in ignored] == [0, 0]
 
 
 def test_term_is_sent_once_and_the_checkpoint_is_kept(run):

@@ -23,8 +23,8 @@ def healthz(call: Call) -> Reply:
     """Say whether this server answers, its store can be read and its loop is alive."""
     with call.engine.store.read() as tx:
         tx.phase()
-    loop = call.api.controller._thread if call.api.controller else None
-    status = "ok" if loop is None or loop.is_alive() else "degraded"
+    loop = call.api.controller
+    status = "degraded" if loop is not None and loop.died else "ok"
     now_ms = call.engine.clock.now_ms()
     return Reply(wire.HealthOut(status=status, version=__version__, as_of_ms=now_ms))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -307,6 +308,28 @@ class QueueIndex:
         if shape is None or job in self._shelves[shape].delayed:
             return False
         return bool(self._fit(shape, pool)[0]) and self._within_limit(self._views[job].lab, shape)
+
+    def unranked(self, pool: Pool) -> Iterator[JobView]:
+        """Promoted jobs in no rank now: node wait, backoff, refused everywhere, lab limit."""
+        self._follow(pool)
+        for shape, shelf in self._shelves.items():
+            yield from (self._views[job] for job in shelf.delayed)
+            usable_now = bool(self._fit(shape, pool)[0])
+            for lab, entries in shelf.ready.items():
+                if not usable_now or not self._within_limit(lab, shape):
+                    yield from (self._views[job] for _, job in entries)
+
+    def waiting_by_lab(self) -> Counter[LabId]:
+        """How many promoted jobs of each lab wait."""
+        count: Counter[LabId] = Counter()
+        for shelf in self._shelves.values():
+            count.update({lab: len(entries) for lab, entries in shelf.ready.items()})
+            count.update(self._views[job].lab for job in shelf.delayed)
+        return count
+
+    def absent_count(self) -> int:
+        """How many jobs wait for a node."""
+        return sum(len(shelf.absent) for shelf in self._shelves.values())
 
     def view(self, job: JobId) -> JobView | None:
         """The view of a promoted waiting job."""

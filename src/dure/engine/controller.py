@@ -52,6 +52,11 @@ class Controller:
         self._thread = threading.Thread(target=self._run, name="dure-controller", daemon=True)
         self._thread.start()
 
+    @property
+    def died(self) -> bool:
+        """Whether the loop was started and is not alive any more."""
+        return self._thread is not None and not self._thread.is_alive()
+
     def stop(self) -> None:
         """End the loop after the current turn."""
         self._stop.set()

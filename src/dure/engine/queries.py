@@ -7,7 +7,6 @@ in full; of others' only what the queue and the pool show.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from heapq import nsmallest
 from itertools import islice
 from typing import Protocol, runtime_checkable
@@ -32,8 +31,6 @@ from dure.core.model import (
     User,
     UserId,
 )
-from dure.core.placement import Pool
-from dure.core.queues import QueueIndex
 from dure.engine import render
 from dure.engine.engine import Engine
 from dure.engine.world import slots_limit
@@ -227,11 +224,12 @@ def _line(engine: Engine, limit: int, cursor: str | None) -> _Line:
             following = render.cursor("ranked", *index.rank_key(last))
         else:
             room = limit - len(rows)
-            rest = nsmallest(room + 1, _unranked(index, pool, before), key=lambda v: -v.id)
+            unranked = (v for v in index.unranked(pool) if before is None or v.id < before)
+            rest = nsmallest(room + 1, unranked, key=lambda v: -v.id)
             rows += [(None, v) for v in rest[:room]]
             if len(rest) > room:
                 following = render.cursor("unranked", rest[room].id + 1)
-        waiting, node_wait = _waiting(index)
+        waiting, node_wait = index.waiting_by_lab(), index.absent_count()
         return _Line(
             cycle=world.cycle,
             phase=world.phase,
@@ -242,36 +240,6 @@ def _line(engine: Engine, limit: int, cursor: str | None) -> _Line:
             rows=rows,
             next=following,
         )
-
-
-def _waiting(index: QueueIndex) -> tuple[Counter[LabId], int]:
-    """Promoted waiting jobs by lab, and how many of all wait for a node."""
-    by_lab: Counter[LabId] = Counter()
-    absent = 0
-    for shelf in index._shelves.values():
-        for lab, entries in shelf.ready.items():
-            by_lab[lab] += len(entries)
-        for job_id in shelf.delayed:
-            view = index.view(job_id)
-            if view is not None:
-                by_lab[view.lab] += 1
-        absent += len(shelf.absent)
-    return by_lab, absent
-
-
-def _unranked(index: QueueIndex, pool: Pool, before: int | None) -> Iterator[JobView]:
-    """Promoted jobs in no rank now (node wait, backoff, lab limit); ranked shelves are skipped."""
-    index._follow(pool)
-    for shape, shelf in index._shelves.items():
-        usable = bool(index._fit(shape, pool)[0])
-        ids = list(shelf.delayed)
-        for lab, entries in shelf.ready.items():
-            if not usable or not index._within_limit(lab, shape):
-                ids += [job_id for _, job_id in entries]
-        for job_id in ids:
-            view = index.view(job_id)
-            if view is not None and (before is None or job_id < before):
-                yield view
 
 
 def _lab_line(engine: Engine, lab: Lab, waiting: int, now_ms: int) -> wire.LabLine:
