@@ -11,6 +11,8 @@ import heapq
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 
 import msgspec
 
@@ -27,7 +29,7 @@ from dure.core.model import (
     PlacementId,
     Shape,
 )
-from dure.core.placement import PlacementView, Pool, fits, rounded_floor, usable
+from dure.core.placement import Pool, fits, usable
 from dure.core.plan import LabKey, Snapshot
 
 _Entry = tuple[int, JobId]
@@ -56,17 +58,58 @@ class _Shelf:
         self.size = 0
 
 
+class LabOrder:
+    """Labs in the order of their decayed use; those with equal keys share a line (P-8)."""
+
+    def __init__(self, half_life_ms: float) -> None:
+        self._half_life_ms = half_life_ms
+        self._labs: dict[LabId, Lab] = {}
+        self._keys: dict[LabId, int] = {}
+        self._order: list[tuple[int, LabId]] = []
+
+    def __contains__(self, lab: LabId) -> bool:
+        return lab in self._keys
+
+    def put(self, lab: Lab) -> None:
+        """Take a lab's usage, weight and limits; moves only this lab in the line."""
+        self._labs[lab.name] = lab
+        key = order_key(lab, self._half_life_ms)
+        old = self._keys.get(lab.name)
+        if old == key:
+            return
+        if old is not None:
+            self._order.pop(bisect_left(self._order, (old, lab.name)))
+        self._keys[lab.name] = key
+        insort(self._order, (key, lab.name))
+
+    def key(self, lab: LabId) -> int:
+        """A lab's order key; labs not seen yet have used nothing."""
+        return self._keys.get(lab, ZERO_KEY)
+
+    def keys(self) -> tuple[LabKey, ...]:
+        """All labs with their keys, in order."""
+        return tuple(LabKey(lab=lab, key=key) for key, lab in self._order)
+
+    def groups(self) -> Iterator[list[LabId]]:
+        """Labs in order; those with equal use together."""
+        for _, labs in groupby(self._order, key=itemgetter(0)):
+            yield [lab for _, lab in labs]
+
+    def within_limit(self, lab: LabId, shape: Shape) -> bool:
+        """Whether a lab's own limit allows this many GPUs in one job."""
+        known = self._labs.get(lab)
+        limit = known.limits.num_gpus if known else None
+        return limit is None or shape.num_gpus <= limit
+
+
 class QueueIndex:
     """Promoted waiting jobs, kept in rank order per (lab, shape)."""
 
     def __init__(self, half_life_ms: float) -> None:
-        self._half_life_ms = half_life_ms
         self._views: dict[JobId, JobView] = {}
         self._shelf_of: dict[JobId, Shape] = {}
         self._shelves: dict[Shape, _Shelf] = {}
-        self._labs: dict[LabId, Lab] = {}
-        self._keys: dict[LabId, int] = {}
-        self._order: list[tuple[int, LabId]] = []
+        self._line = LabOrder(half_life_ms)
         self._due: list[tuple[int, JobId]] = []
         self._holders: dict[JobId, JobView] = {}
         self._fit_cache: dict[Shape, tuple[list[PlacementId], bool, bool]] = {}
@@ -83,16 +126,8 @@ class QueueIndex:
     # -- folding -----------------------------------------------------------------
 
     def put_lab(self, lab: Lab) -> None:
-        """Take a lab's usage, weight and limits; moves only this lab in the line."""
-        self._labs[lab.name] = lab
-        key = order_key(lab, self._half_life_ms)
-        old = self._keys.get(lab.name)
-        if old == key:
-            return
-        if old is not None:
-            self._order.pop(bisect_left(self._order, (old, lab.name)))
-        self._keys[lab.name] = key
-        insort(self._order, (key, lab.name))
+        """Take a lab's usage, weight and limits."""
+        self._line.put(lab)
 
     def put(self, view: JobView) -> None:
         """Take a job's new view; a job that no longer waits leaves the index."""
@@ -100,7 +135,7 @@ class QueueIndex:
         if view.state not in PROMOTED_WAIT:
             return
         view = self._without_old_skips(view)
-        if view.lab not in self._keys:
+        if view.lab not in self._line:
             self.put_lab(Lab(name=view.lab))
         self._views[view.id] = view
         if view.reservation is not None:
@@ -255,12 +290,12 @@ class QueueIndex:
             candidates=tuple(sorted(found.values(), key=self.rank_key)),
             head=head.id if head else None,
             holders=tuple(self._holders.values()),
-            lab_keys=tuple(LabKey(lab=lab, key=key) for key, lab in self._order),
+            lab_keys=self._line.keys(),
         )
 
     def rank_key(self, view: JobView) -> tuple[int, int, JobId]:
         """P-8: lab's use, then time of entry, then job id."""
-        return (self._keys.get(view.lab, ZERO_KEY), view.entered_ms, view.id)
+        return (self._line.key(view.lab), view.entered_ms, view.id)
 
     def ranked(self, pool: Pool) -> Iterator[JobView]:
         """All ranked jobs, first to last, lazily."""
@@ -270,12 +305,12 @@ class QueueIndex:
             for shape, s in self._shelves.items()
             if s.ready and self._fit(shape, pool)[0]
         ]
-        for labs in self._groups():
+        for labs in self._line.groups():
             lists = [
                 s.ready[lab]
                 for lab in labs
                 for shape, s in shelves
-                if lab in s.ready and self._within_limit(lab, shape)
+                if lab in s.ready and self._line.within_limit(lab, shape)
             ]
             merged = lists[0] if len(lists) == 1 else heapq.merge(*lists)
             for _, job in merged:
@@ -292,9 +327,9 @@ class QueueIndex:
             if not self._fit(shape, pool)[0]:
                 continue
             for lab, entries in shelf.ready.items():
-                if not self._within_limit(lab, shape):
+                if not self._line.within_limit(lab, shape):
                     continue
-                key = self._keys[lab]
+                key = self._line.key(lab)
                 if key < mine[0]:
                     ahead += len(entries)
                 elif key == mine[0]:
@@ -307,7 +342,9 @@ class QueueIndex:
         shape = self._shelf_of.get(job)
         if shape is None or job in self._shelves[shape].delayed:
             return False
-        return bool(self._fit(shape, pool)[0]) and self._within_limit(self._views[job].lab, shape)
+        return bool(self._fit(shape, pool)[0]) and self._line.within_limit(
+            self._views[job].lab, shape
+        )
 
     def unranked(self, pool: Pool) -> Iterator[JobView]:
         """Promoted jobs in no rank now: node wait, backoff, refused everywhere, lab limit."""
@@ -316,7 +353,7 @@ class QueueIndex:
             yield from (self._views[job] for job in shelf.delayed)
             usable_now = bool(self._fit(shape, pool)[0])
             for lab, entries in shelf.ready.items():
-                if not usable_now or not self._within_limit(lab, shape):
+                if not usable_now or not self._line.within_limit(lab, shape):
                     yield from (self._views[job] for _, job in entries)
 
     def waiting_by_lab(self) -> Counter[LabId]:
@@ -341,40 +378,19 @@ class QueueIndex:
 
     def lab_key(self, lab: LabId) -> int:
         """The lab's order key; labs not seen yet have used nothing."""
-        return self._keys.get(lab, ZERO_KEY)
-
-    def _groups(self) -> Iterator[list[LabId]]:
-        """Labs in order; those with equal use together."""
-        group: list[LabId] = []
-        last: int | None = None
-        for key, lab in self._order:
-            if key != last and group:
-                yield group
-                group = []
-            group.append(lab)
-            last = key
-        if group:
-            yield group
+        return self._line.key(lab)
 
     def _first(self, shape: Shape, shelf: _Shelf, count: int) -> list[tuple[int, int, JobId]]:
         """The first `count` ready jobs of a shape in rank order."""
         first: list[tuple[int, int, JobId]] = []
-        for labs in self._groups():
+        for labs in self._line.groups():
             lists = [
                 shelf.ready[lab][:count]
                 for lab in labs
-                if lab in shelf.ready and self._within_limit(lab, shape)
+                if lab in shelf.ready and self._line.within_limit(lab, shape)
             ]
             for at_ms, job in heapq.merge(*lists):
                 first.append((0, at_ms, job))
                 if len(first) == count:
                     return first
         return first
-
-    def _within_limit(self, lab: LabId, shape: Shape) -> bool:
-        known = self._labs.get(lab)
-        limit = known.limits.num_gpus if known else None
-        return limit is None or shape.num_gpus <= limit
-
-
-__all__ = ["PlacementView", "QueueIndex", "next_promotable", "promotable", "rounded_floor"]
