@@ -47,7 +47,7 @@ def fill(pool: Pool) -> None:
 def make_index(waiting: int, labs: int = 12) -> QueueIndex:
     """`waiting` jobs of `labs` labs with different use and a dozen shapes."""
     rng = random.Random(0)
-    index = QueueIndex(POLICY.half_life_ms)
+    index = QueueIndex(POLICY)
     for i in range(labs):
         index.put_lab(Lab(name=f"L{i:02}", usage_micro=1e9 * (i + 1)))
     shapes = [

@@ -99,7 +99,7 @@ def job(job_id: int = 1, state: JobState = JobState.RUNNING, **kw: object) -> Jo
 
 
 def index(labs: Iterable[Lab], views: Iterable[JobView], now_ms: int = 0) -> QueueIndex:
-    made = QueueIndex(POLICY.half_life_ms)
+    made = QueueIndex(POLICY)
     made.advance(now_ms)
     for one in labs:
         made.put_lab(one)

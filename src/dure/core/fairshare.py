@@ -57,10 +57,15 @@ def order_key(lab: Lab, half_life_ms: float) -> int:
 
     Independent of now, because decay is common to all labs.
     """
-    if lab.usage_micro <= 0:
+    return use_key(lab.usage_micro, lab.weight, lab.as_of_ms, half_life_ms)
+
+
+def use_key(use_micro: float, weight: float, as_of_ms: int, half_life_ms: float) -> int:
+    """Order key of a use that is exact at `as_of_ms`."""
+    if use_micro <= 0:
         return ZERO_KEY
-    log_use = math.log2(lab.usage_micro) - math.log2(lab.weight)
-    return round((log_use + lab.as_of_ms / half_life_ms) * _GRID)
+    log_use = math.log2(use_micro) - math.log2(weight)
+    return round((log_use + as_of_ms / half_life_ms) * _GRID)
 
 
 def recomputed(lab: Lab, entries: list[LedgerEntry], half_life_ms: float) -> Lab:

@@ -78,7 +78,11 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> list[Violation]:
         if by_job:
             followed.found.append(_v("I7", "work was given out in maintenance"))
         return followed.found
-    for job in snapshot.candidates:
+    jobs = {j.id: j for j in snapshot.candidates}
+    # A plan that stopped because nothing was idle has not looked at the rest.
+    first = set(plan.order)
+    looked_at = [*plan.order, *(i for i in jobs if i not in first)]
+    for job in (jobs[i] for i in looked_at):
         decisions = by_job.pop(job.id, [])
         if not any(isinstance(d, Dispatch) for d in decisions):
             followed.passed_over(job)
@@ -97,7 +101,7 @@ class _Followed:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.found: list[Violation] = []
-        self._head = snapshot.head
+        self._may_hold = snapshot.may_hold
         self._views = {v.id: v for v in snapshot.placements}
         self._jobs = {j.id: j for j in (*snapshot.candidates, *snapshot.holders)}
         self._left = {v.id: set(v.free) if v.takes_work else set() for v in snapshot.placements}
@@ -116,7 +120,7 @@ class _Followed:
                 return
             case Absorb() | Reserve():
                 held[decision.job] = decision.count
-                if decision.job != self._head:
+                if not self._may_hold(decision.job):
                     self._say("I4", f"job {decision.job} reserves but is not rank 1")
             case Dispatch():
                 self._dispatch(decision)

@@ -52,10 +52,15 @@ class ReleaseCause(StrEnum):
 
 
 class LabKey(Value, frozen=True, kw_only=True):
-    """A lab's place in the line; smaller goes first, equal keys share a line."""
+    """A lab's place in the line; smaller goes first, equal keys share a line.
+
+    `use_micro` is the use that `key` was made of, as of the snapshot's time.
+    """
 
     lab: LabId
     key: int
+    use_micro: float = 0.0
+    weight: float = 1.0
 
 
 class Snapshot(Value, frozen=True, kw_only=True):
@@ -63,6 +68,7 @@ class Snapshot(Value, frozen=True, kw_only=True):
 
     `candidates` stand in rank order: every job that could be dispatched in this cycle, and
     `head`, the job of rank 1, if there is one. `holders` hold reservations, at any rank.
+    `aged` jobs stand before all others because they waited too long (never in `classic`).
     """
 
     cycle: int
@@ -73,6 +79,11 @@ class Snapshot(Value, frozen=True, kw_only=True):
     head: JobId | None
     holders: tuple[JobView, ...]
     lab_keys: tuple[LabKey, ...] = ()
+    aged: tuple[JobId, ...] = ()
+
+    def may_hold(self, job: JobId) -> bool:
+        """R1: whether this job may hold a reservation."""
+        return job == self.head or job in self.aged
 
 
 class Release(Value, frozen=True, kw_only=True, tag="release"):
@@ -113,8 +124,12 @@ Decision = Release | Dispatch | Absorb | Reserve
 
 
 class Plan(Value, frozen=True, kw_only=True):
-    """Decisions in the order they apply, and why each other job looked at waits."""
+    """Decisions in the order they apply, and why each other job looked at waits.
+
+    `order` is the order looked at, where it is not that of the snapshot's candidates.
+    """
 
     cycle: int
     decisions: tuple[Decision, ...]
     reasons: dict[JobId, Reason]
+    order: tuple[JobId, ...] = ()

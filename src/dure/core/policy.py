@@ -6,6 +6,7 @@ Rule: no other module of `core` holds a number that an administrator may want to
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -14,6 +15,21 @@ from msgspec import Meta
 from dure.core.errors import DureError, ErrorCode
 
 DAY_MS = 86_400_000
+
+
+class Charging(StrEnum):
+    """Which use orders the labs (P-11); charges themselves are always lazy."""
+
+    LAZY = "lazy"
+    ACCRUED = "accrued"
+    LOOKAHEAD = "lookahead"
+
+
+class PlacementOrder(StrEnum):
+    """Which tier a job tries first."""
+
+    BEST_TIER = "best_tier"
+    SMALLEST_FITTING_TIER = "smallest_fitting_tier"
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +51,27 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_time_limit_s: Annotated[
         int, Meta(ge=0, description="above it 422 TIME_LIMIT_TOO_LONG; 0: none")
     ] = 0
+    charging: Annotated[
+        Charging,
+        Meta(description="P-11: order by charged use, or count running jobs too"),
+    ] = Charging.LAZY
+    lookahead_s: Annotated[
+        float, Meta(gt=0, description="P-11: horizon of `charging = lookahead`")
+    ] = 86_400.0
+    placement_order: Annotated[
+        PlacementOrder,
+        Meta(description="best GPU model first, or keep large nodes for large jobs"),
+    ] = PlacementOrder.BEST_TIER
+    reserve_after_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="a job of several GPUs that waited this long stands first; 0: never",
+        ),
+    ] = 0.0
+    reserve_after_jobs: Annotated[
+        int, Meta(ge=1, le=64, description="most jobs that stand first by age at one time")
+    ] = 1
     reserve_min_gpus: Annotated[
         int, Meta(ge=2, description="R1: only a job of rank 1 with this many GPUs reserves")
     ] = 2
@@ -80,6 +117,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Refuse numbers that no type can: NaN, infinities, a half-life of nothing."""
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, StrEnum):
+                continue
             numbers = value if isinstance(value, tuple) else (value,)
             if not all(math.isfinite(n) and n >= 0 for n in numbers):
                 raise DureError(ErrorCode.BAD_SETTING, key=field.name, value=str(value))

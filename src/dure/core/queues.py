@@ -11,12 +11,10 @@ import heapq
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import groupby
-from operator import itemgetter
 
 import msgspec
 
-from dure.core.fairshare import ZERO_KEY, order_key
+from dure.core.laborder import LabOrder
 from dure.core.model import (
     PROMOTED_WAIT,
     Job,
@@ -25,12 +23,14 @@ from dure.core.model import (
     JobView,
     Lab,
     LabId,
+    Lease,
     Phase,
     PlacementId,
     Shape,
 )
 from dure.core.placement import Pool, fits, usable
-from dure.core.plan import LabKey, Snapshot
+from dure.core.plan import Snapshot
+from dure.core.policy import Charging, Policy
 
 _Entry = tuple[int, JobId]
 """(queue_entered_ms, job id): the order inside a lab."""
@@ -58,58 +58,15 @@ class _Shelf:
         self.size = 0
 
 
-class LabOrder:
-    """Labs in the order of their decayed use; those with equal keys share a line (P-8)."""
-
-    def __init__(self, half_life_ms: float) -> None:
-        self._half_life_ms = half_life_ms
-        self._labs: dict[LabId, Lab] = {}
-        self._keys: dict[LabId, int] = {}
-        self._order: list[tuple[int, LabId]] = []
-
-    def __contains__(self, lab: LabId) -> bool:
-        return lab in self._keys
-
-    def put(self, lab: Lab) -> None:
-        """Take a lab's usage, weight and limits; moves only this lab in the line."""
-        self._labs[lab.name] = lab
-        key = order_key(lab, self._half_life_ms)
-        old = self._keys.get(lab.name)
-        if old == key:
-            return
-        if old is not None:
-            self._order.pop(bisect_left(self._order, (old, lab.name)))
-        self._keys[lab.name] = key
-        insort(self._order, (key, lab.name))
-
-    def key(self, lab: LabId) -> int:
-        """A lab's order key; labs not seen yet have used nothing."""
-        return self._keys.get(lab, ZERO_KEY)
-
-    def keys(self) -> tuple[LabKey, ...]:
-        """All labs with their keys, in order."""
-        return tuple(LabKey(lab=lab, key=key) for key, lab in self._order)
-
-    def groups(self) -> Iterator[list[LabId]]:
-        """Labs in order; those with equal use together."""
-        for _, labs in groupby(self._order, key=itemgetter(0)):
-            yield [lab for _, lab in labs]
-
-    def within_limit(self, lab: LabId, shape: Shape) -> bool:
-        """Whether a lab's own limit allows this many GPUs in one job."""
-        known = self._labs.get(lab)
-        limit = known.limits.num_gpus if known else None
-        return limit is None or shape.num_gpus <= limit
-
-
 class QueueIndex:
     """Promoted waiting jobs, kept in rank order per (lab, shape)."""
 
-    def __init__(self, half_life_ms: float) -> None:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self._views: dict[JobId, JobView] = {}
         self._shelf_of: dict[JobId, Shape] = {}
         self._shelves: dict[Shape, _Shelf] = {}
-        self._line = LabOrder(half_life_ms)
+        self._line = LabOrder(policy)
         self._due: list[tuple[int, JobId]] = []
         self._holders: dict[JobId, JobView] = {}
         self._fit_cache: dict[Shape, tuple[list[PlacementId], bool, bool]] = {}
@@ -128,6 +85,14 @@ class QueueIndex:
     def put_lab(self, lab: Lab) -> None:
         """Take a lab's usage, weight and limits."""
         self._line.put(lab)
+
+    def started(self, lease: Lease, lab: LabId, mtflops: int, at_ms: int) -> None:
+        """Count what a running attempt costs from now on, for P-11's order."""
+        self._line.started((lease.job, lease.epoch), lab, len(lease.gpus) * mtflops, at_ms)
+
+    def ended(self, job: JobId, epoch: int) -> None:
+        """An attempt holds its GPUs no more."""
+        self._line.ended((job, epoch))
 
     def put(self, view: JobView) -> None:
         """Take a job's new view; a job that no longer waits leaves the index."""
@@ -149,6 +114,7 @@ class QueueIndex:
     def advance(self, now_ms: int) -> None:
         """Let time pass: delays that are over make jobs ready, skips run out."""
         self.now_ms = max(self.now_ms, now_ms)
+        self._line.advance(self.now_ms)
         while self._due and self._due[0][0] <= self.now_ms:
             _, job = heapq.heappop(self._due)
             view = self._views.get(job)
@@ -277,20 +243,24 @@ class QueueIndex:
                 places = self._fit(shape, pool)[0]
                 room = sum(idle.get(p, 0) for p in places) // shape.num_gpus
                 if room:
-                    for _, _, job in self._first(shape, shelf, room):
+                    for job in self._first(shape, shelf, room):
                         found[job] = self._views[job]
-        head = next(self.ranked(pool), None)
-        if head is not None:
-            found[head.id] = head
+        aged = self._aged(pool)
+        first = next(self._by_lab(pool, frozenset()), None) if not aged else aged[0]
+        for view in (*aged, *([first] if first else ())):
+            found[view.id] = view
+        old = {v.id: i for i, v in enumerate(aged)}
+        order = sorted(found.values(), key=lambda v: (old.get(v.id, len(old)), self.rank_key(v)))
         return Snapshot(
             cycle=cycle,
             now_ms=self.now_ms,
             phase=phase,
             placements=views,
-            candidates=tuple(sorted(found.values(), key=self.rank_key)),
-            head=head.id if head else None,
+            candidates=tuple(order),
+            head=first.id if first else None,
             holders=tuple(self._holders.values()),
             lab_keys=self._line.keys(),
+            aged=tuple(old),
         )
 
     def rank_key(self, view: JobView) -> tuple[int, int, JobId]:
@@ -299,6 +269,12 @@ class QueueIndex:
 
     def ranked(self, pool: Pool) -> Iterator[JobView]:
         """All ranked jobs, first to last, lazily."""
+        aged = self._aged(pool)
+        yield from aged
+        yield from self._by_lab(pool, frozenset(v.id for v in aged))
+
+    def _by_lab(self, pool: Pool, without: frozenset[JobId]) -> Iterator[JobView]:
+        """Ranked jobs by lab, time and id."""
         self._follow(pool)
         shelves = [
             (shape, s)
@@ -314,15 +290,37 @@ class QueueIndex:
             ]
             merged = lists[0] if len(lists) == 1 else heapq.merge(*lists)
             for _, job in merged:
-                yield self._views[job]
+                if job not in without:
+                    yield self._views[job]
+
+    def _aged(self, pool: Pool) -> list[JobView]:
+        """Jobs of several GPUs that waited too long, oldest first: they stand before all."""
+        if not self._policy.reserve_after_s:
+            return []
+        self._follow(pool)
+        most = self._policy.reserve_after_jobs
+        before_ms = self.now_ms - round(self._policy.reserve_after_s * 1000)
+        old: list[_Entry] = []
+        for shape, shelf in self._shelves.items():
+            if shape.num_gpus < self._policy.reserve_min_gpus or not self._fit(shape, pool)[0]:
+                continue
+            for lab, entries in shelf.ready.items():
+                if self._line.within_limit(lab, shape):
+                    old += [e for e in entries[:most] if e[0] <= before_ms]
+        return [self._views[job] for _, job in heapq.nsmallest(most, old)]
 
     def rank(self, job: JobId, pool: Pool) -> int | None:
         """Position of a ranked job, from 1; None if it is not ranked now."""
         view = self._views.get(job)
         if view is None or not self.is_ranked(job, pool):
             return None
+        aged = self._aged(pool)
+        for place, old in enumerate(aged, 1):
+            if old.id == job:
+                return place
         mine = self.rank_key(view)
-        ahead = 0
+        # Those that age has moved before this one.
+        ahead = sum(self.rank_key(old) > mine for old in aged)
         for shape, shelf in self._shelves.items():
             if not self._fit(shape, pool)[0]:
                 continue
@@ -380,17 +378,24 @@ class QueueIndex:
         """The lab's order key; labs not seen yet have used nothing."""
         return self._line.key(lab)
 
-    def _first(self, shape: Shape, shelf: _Shelf, count: int) -> list[tuple[int, int, JobId]]:
-        """The first `count` ready jobs of a shape in rank order."""
-        first: list[tuple[int, int, JobId]] = []
+    def _first(self, shape: Shape, shelf: _Shelf, count: int) -> Iterator[JobId]:
+        """The first `count` ready jobs of a shape in rank order.
+
+        Where a lab moves back within a cycle, any lab's may be first: `count` of each.
+        """
+        if self._policy.charging is Charging.LOOKAHEAD:
+            for lab, entries in shelf.ready.items():
+                if self._line.within_limit(lab, shape):
+                    yield from (job for _, job in entries[:count])
+            return
         for labs in self._line.groups():
             lists = [
                 shelf.ready[lab][:count]
                 for lab in labs
                 if lab in shelf.ready and self._line.within_limit(lab, shape)
             ]
-            for at_ms, job in heapq.merge(*lists):
-                first.append((0, at_ms, job))
-                if len(first) == count:
-                    return first
-        return first
+            for _, job in heapq.merge(*lists):
+                yield job
+                count -= 1
+                if count == 0:
+                    return

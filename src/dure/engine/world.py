@@ -23,7 +23,7 @@ class World:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.lock = threading.RLock()
-        self.index = QueueIndex(policy.half_life_ms)
+        self.index = QueueIndex(policy)
         self.pool = Pool()
         self.labs: dict[LabId, Lab] = {}
         self.phase = Phase.NORMAL

@@ -76,7 +76,7 @@ class Replay:
             self.pool.put_tier(tier)
         for node in cluster.nodes:
             self.pool.put_node(node)
-        self.index = QueueIndex(policy.half_life_ms)
+        self.index = QueueIndex(policy)
         self.labs: dict[LabId, Lab] = {}
         self.jobs: dict[JobId, TraceJob] = {}
         self.result = Result(ran=[], unplaced=[], gpus=cluster.gpus)
@@ -104,8 +104,8 @@ class Replay:
             while pending and pending[0].submit_s * 1000 <= now_ms:
                 self._submit(pending.popleft())
             self.index.advance(now_ms)
-            while self._cycle(now_ms):
-                pass
+            # One cycle a grid point, as a sweep sees it: what it changes is seen at the next.
+            self._cycle(now_ms)
             if tell is not None and self.result.cycles % 512 == 0:
                 tell(len(self.result.ran), len(self.trace.jobs))
         self.result.unplaced = [self.jobs[v.id] for v in self.index.ranked(self.pool)]
@@ -145,6 +145,7 @@ class Replay:
             cost = job.num_gpus * (end_ms - start_ms) * mtflops
             cost += sum(n * ms * rate for n, ms, rate in self._reserved.pop(number, ()))
             self.pool.release(number, 1)
+            self.index.ended(number, 1)
             self._charge(LabId(job.lab), cost, end_ms)
             ran = Ran(job, start_ms / 1000, end_ms / 1000, lease.placement.tier)
             self.result.ran.append(ran)
@@ -180,6 +181,7 @@ class Replay:
         self.pool.take(lease)
         self.index.remove(view.id)
         mtflops = self.pool.tiers[decision.placement.tier].mtflops
+        self.index.started(lease, view.lab, mtflops, now_ms)
         end_ms = now_ms + round(self.jobs[view.id].run_s * 1000)
         heapq.heappush(self._ends, (end_ms, view.id, lease, now_ms, mtflops))
 

@@ -1,0 +1,77 @@
+"""The order in which one cycle looks at its candidates.
+
+With `charging = lookahead` a lab moves back in the line as soon as one of its jobs starts in
+this cycle, so that a first arrival cannot flood an idle pool; otherwise the order is the
+snapshot's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+
+from dure.core.fairshare import use_key
+from dure.core.model import JobId, JobView, LabId
+from dure.core.plan import LabKey, Snapshot
+from dure.core.policy import Charging, Policy
+
+
+class Line:
+    """An iterator over candidates that listens to what is started."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        self._snapshot = snapshot
+        self._policy = policy
+        self._moves = policy.charging is Charging.LOOKAHEAD
+        self._seen: list[JobId] = []
+        self._labs = {k.lab: k for k in snapshot.lab_keys} if self._moves else {}
+        self._ahead_micro: dict[LabId, int] = {}
+
+    def __iter__(self) -> Iterator[JobView]:
+        """Jobs that stand before all ranks, then by lab, time and id."""
+        if not self._moves:
+            yield from self._snapshot.candidates
+            return
+        aged = set(self._snapshot.aged)
+        waiting: dict[LabId, deque[JobView]] = {}
+        for job in self._snapshot.candidates:
+            if job.id in aged:
+                self._seen.append(job.id)
+                yield job
+            else:
+                waiting.setdefault(job.lab, deque()).append(job)
+        heap = [self._turn(lab, jobs[0]) for lab, jobs in waiting.items()]
+        heapq.heapify(heap)
+        while heap:
+            key, _, _, lab = heap[0]
+            now_key = self._key(lab)
+            jobs = waiting[lab]
+            if key != now_key:
+                heapq.heapreplace(heap, self._turn(lab, jobs[0]))
+                continue
+            job = jobs.popleft()
+            self._seen.append(job.id)
+            yield job
+            if jobs:
+                heapq.heapreplace(heap, self._turn(lab, jobs[0]))
+            else:
+                heapq.heappop(heap)
+
+    def _turn(self, lab: LabId, job: JobView) -> tuple[int, int, JobId, LabId]:
+        return (self._key(lab), job.entered_ms, job.id, lab)
+
+    def _key(self, lab: LabId) -> int:
+        known = self._labs.get(lab) or LabKey(lab=lab, key=0)
+        use = known.use_micro + self._ahead_micro.get(lab, 0)
+        return use_key(use, known.weight, self._snapshot.now_ms, self._policy.half_life_ms)
+
+    def started(self, job: JobView, mtflops: int) -> None:
+        """Count what a started job will cost within the horizon."""
+        if self._moves:
+            cost = round(job.shape.num_gpus * mtflops * self._policy.lookahead_s * 1000)
+            self._ahead_micro[job.lab] = self._ahead_micro.get(job.lab, 0) + cost
+
+    def order(self) -> tuple[JobId, ...]:
+        """Ids in the order looked at, where it is not the snapshot's own."""
+        return tuple(self._seen)
