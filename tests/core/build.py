@@ -24,7 +24,7 @@ from dure.core.model import (
     Tier,
 )
 from dure.core.placement import Pool, shape_of, usable
-from dure.core.plan import Snapshot
+from dure.core.plan import LabKey, Snapshot
 from dure.core.policy import Policy
 from dure.core.queues import QueueIndex
 
@@ -98,8 +98,10 @@ def job(job_id: int = 1, state: JobState = JobState.RUNNING, **kw: object) -> Jo
     return Job(id=job_id, request=req, state=state, **kw)
 
 
-def index(labs: Iterable[Lab], views: Iterable[JobView], now_ms: int = 0) -> QueueIndex:
-    made = QueueIndex(POLICY)
+def index(
+    labs: Iterable[Lab], views: Iterable[JobView], now_ms: int = 0, policy: Policy = POLICY
+) -> QueueIndex:
+    made = QueueIndex(policy)
     made.advance(now_ms)
     for one in labs:
         made.put_lab(one)
@@ -109,7 +111,11 @@ def index(labs: Iterable[Lab], views: Iterable[JobView], now_ms: int = 0) -> Que
 
 
 def naive_snapshot(
-    labs: Iterable[Lab], views: Iterable[JobView], from_pool: Pool, now_ms: int = 0
+    labs: Iterable[Lab],
+    views: Iterable[JobView],
+    from_pool: Pool,
+    now_ms: int = 0,
+    lab_keys: tuple[LabKey, ...] = (),
 ) -> Snapshot:
     """All waiting jobs, sorted: what the pruned snapshot must be as good as."""
     keys = {one.name: order_key(one, POLICY.half_life_ms) for one in labs}
@@ -134,6 +140,7 @@ def naive_snapshot(
         candidates=tuple(ranked),
         head=ranked[0].id if ranked else None,
         holders=tuple(v for v in waiting if v.reservation is not None),
+        lab_keys=lab_keys,
     )
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dure.core.invariants import check_plan
 from dure.core.model import Gpu, JobState, Lab, Lease, Limits, Node, NodeHealth, Reservation, Skip
 from dure.core.plan import Dispatch, Release, Reserve
+from dure.core.policy import Charging, PlacementOrder, Policy
 from dure.core.scheduler import plan
 from tests.core import build as b
 
@@ -151,3 +152,34 @@ def test_nobody_behind_rank_one_is_served_before_it(world) -> None:
     released = {d.job for d in made.decisions if isinstance(d, Release)}
     for holder in snapshot.holders:
         assert holder.id == snapshot.head or holder.id in released
+
+
+ORDERS = [
+    Policy(charging=charging, placement_order=order)
+    for charging in Charging
+    for order in PlacementOrder
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds(), st.sampled_from(ORDERS), st.data())
+def test_pruning_holds_under_every_charging_and_placement_order(world, policy, data) -> None:
+    """With labs that run something, and labs that move back while the cycle goes on."""
+    labs, views, pool = world
+    index = b.index(labs, views, now_ms=10, policy=policy)
+    for number, place in enumerate(pool.leases.values()):
+        lab = data.draw(st.sampled_from(LABS))
+        rate = data.draw(st.sampled_from([1, 1000, 82_600]))
+        index.started(place, lab, rate, -number)
+    index.advance(11)
+    pruned = index.snapshot(pool, cycle=0)
+    keys = {k.lab: k.key for k in pruned.lab_keys}
+    everyone = b.naive_snapshot(labs, views, pool, now_ms=11, lab_keys=pruned.lab_keys)
+    ranked = sorted(everyone.candidates, key=lambda v: (keys[v.lab], v.entered_ms, v.id))
+    naive = msgspec.structs.replace(
+        everyone, candidates=tuple(ranked), head=ranked[0].id if ranked else None
+    )
+    assert [v.id for v in index.ranked(pool)] == [v.id for v in ranked]
+    got, want = plan(pruned, policy), plan(naive, policy)
+    assert got.decisions == want.decisions
+    assert check_plan(pruned, got) == []

@@ -101,7 +101,7 @@ class _Followed:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.found: list[Violation] = []
-        self._may_hold = snapshot.may_hold
+        self._head = snapshot.head
         self._views = {v.id: v for v in snapshot.placements}
         self._jobs = {j.id: j for j in (*snapshot.candidates, *snapshot.holders)}
         self._left = {v.id: set(v.free) if v.takes_work else set() for v in snapshot.placements}
@@ -120,7 +120,7 @@ class _Followed:
                 return
             case Absorb() | Reserve():
                 held[decision.job] = decision.count
-                if not self._may_hold(decision.job):
+                if decision.job != self._head:
                     self._say("I4", f"job {decision.job} reserves but is not rank 1")
             case Dispatch():
                 self._dispatch(decision)

@@ -29,18 +29,13 @@ class Line:
         self._ahead_micro: dict[LabId, int] = {}
 
     def __iter__(self) -> Iterator[JobView]:
-        """Jobs that stand before all ranks, then by lab, time and id."""
+        """Jobs by lab, time and id."""
         if not self._moves:
             yield from self._snapshot.candidates
             return
-        aged = set(self._snapshot.aged)
         waiting: dict[LabId, deque[JobView]] = {}
         for job in self._snapshot.candidates:
-            if job.id in aged:
-                self._seen.append(job.id)
-                yield job
-            else:
-                waiting.setdefault(job.lab, deque()).append(job)
+            waiting.setdefault(job.lab, deque()).append(job)
         heap = [self._turn(lab, jobs[0]) for lab, jobs in waiting.items()]
         heapq.heapify(heap)
         while heap:

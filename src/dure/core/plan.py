@@ -68,7 +68,6 @@ class Snapshot(Value, frozen=True, kw_only=True):
 
     `candidates` stand in rank order: every job that could be dispatched in this cycle, and
     `head`, the job of rank 1, if there is one. `holders` hold reservations, at any rank.
-    `aged` jobs stand before all others because they waited too long (never in `classic`).
     """
 
     cycle: int
@@ -79,11 +78,6 @@ class Snapshot(Value, frozen=True, kw_only=True):
     head: JobId | None
     holders: tuple[JobView, ...]
     lab_keys: tuple[LabKey, ...] = ()
-    aged: tuple[JobId, ...] = ()
-
-    def may_hold(self, job: JobId) -> bool:
-        """R1: whether this job may hold a reservation."""
-        return job == self.head or job in self.aged
 
 
 class Release(Value, frozen=True, kw_only=True, tag="release"):

@@ -62,16 +62,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         PlacementOrder,
         Meta(description="best GPU model first, or keep large nodes for large jobs"),
     ] = PlacementOrder.BEST_TIER
-    reserve_after_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="a job of several GPUs that waited this long stands first; 0: never",
-        ),
-    ] = 0.0
-    reserve_after_jobs: Annotated[
-        int, Meta(ge=1, le=64, description="most jobs that stand first by age at one time")
-    ] = 1
     reserve_min_gpus: Annotated[
         int, Meta(ge=2, description="R1: only a job of rank 1 with this many GPUs reserves")
     ] = 2

@@ -245,22 +245,18 @@ class QueueIndex:
                 if room:
                     for job in self._first(shape, shelf, room):
                         found[job] = self._views[job]
-        aged = self._aged(pool)
-        first = next(self._by_lab(pool, frozenset()), None) if not aged else aged[0]
-        for view in (*aged, *([first] if first else ())):
-            found[view.id] = view
-        old = {v.id: i for i, v in enumerate(aged)}
-        order = sorted(found.values(), key=lambda v: (old.get(v.id, len(old)), self.rank_key(v)))
+        head = next(self.ranked(pool), None)
+        if head is not None:
+            found[head.id] = head
         return Snapshot(
             cycle=cycle,
             now_ms=self.now_ms,
             phase=phase,
             placements=views,
-            candidates=tuple(order),
-            head=first.id if first else None,
+            candidates=tuple(sorted(found.values(), key=self.rank_key)),
+            head=head.id if head else None,
             holders=tuple(self._holders.values()),
             lab_keys=self._line.keys(),
-            aged=tuple(old),
         )
 
     def rank_key(self, view: JobView) -> tuple[int, int, JobId]:
@@ -269,12 +265,6 @@ class QueueIndex:
 
     def ranked(self, pool: Pool) -> Iterator[JobView]:
         """All ranked jobs, first to last, lazily."""
-        aged = self._aged(pool)
-        yield from aged
-        yield from self._by_lab(pool, frozenset(v.id for v in aged))
-
-    def _by_lab(self, pool: Pool, without: frozenset[JobId]) -> Iterator[JobView]:
-        """Ranked jobs by lab, time and id."""
         self._follow(pool)
         shelves = [
             (shape, s)
@@ -290,37 +280,15 @@ class QueueIndex:
             ]
             merged = lists[0] if len(lists) == 1 else heapq.merge(*lists)
             for _, job in merged:
-                if job not in without:
-                    yield self._views[job]
-
-    def _aged(self, pool: Pool) -> list[JobView]:
-        """Jobs of several GPUs that waited too long, oldest first: they stand before all."""
-        if not self._policy.reserve_after_s:
-            return []
-        self._follow(pool)
-        most = self._policy.reserve_after_jobs
-        before_ms = self.now_ms - round(self._policy.reserve_after_s * 1000)
-        old: list[_Entry] = []
-        for shape, shelf in self._shelves.items():
-            if shape.num_gpus < self._policy.reserve_min_gpus or not self._fit(shape, pool)[0]:
-                continue
-            for lab, entries in shelf.ready.items():
-                if self._line.within_limit(lab, shape):
-                    old += [e for e in entries[:most] if e[0] <= before_ms]
-        return [self._views[job] for _, job in heapq.nsmallest(most, old)]
+                yield self._views[job]
 
     def rank(self, job: JobId, pool: Pool) -> int | None:
         """Position of a ranked job, from 1; None if it is not ranked now."""
         view = self._views.get(job)
         if view is None or not self.is_ranked(job, pool):
             return None
-        aged = self._aged(pool)
-        for place, old in enumerate(aged, 1):
-            if old.id == job:
-                return place
         mine = self.rank_key(view)
-        # Those that age has moved before this one.
-        ahead = sum(self.rank_key(old) > mine for old in aged)
+        ahead = 0
         for shape, shelf in self._shelves.items():
             if not self._fit(shape, pool)[0]:
                 continue

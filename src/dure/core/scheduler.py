@@ -73,7 +73,7 @@ def _broken(holder: JobView, snapshot: Snapshot, floor: Floor) -> ReleaseCause |
         or view.healthy_free < held.count
     ):
         return ReleaseCause.BROKEN
-    return None if snapshot.may_hold(holder.id) else ReleaseCause.LOST_RANK
+    return None if holder.id == snapshot.head else ReleaseCause.LOST_RANK
 
 
 def _release(job: JobView, cause: ReleaseCause, floor: Floor) -> Release:
@@ -91,7 +91,7 @@ def _decide(
         return started
     if holds:
         return _absorb(job, floor)
-    if snapshot.may_hold(job.id) and job.shape.num_gpus >= policy.reserve_min_gpus:
+    if job.id == snapshot.head and job.shape.num_gpus >= policy.reserve_min_gpus:
         return _reserve(job, floor)
     return []
 

@@ -47,14 +47,14 @@ class World:
             for lab in tx.labs():
                 self._put_lab(lab)
             for attempt in tx.open_attempts():
-                self.pool.take(
-                    Lease(
-                        job=attempt.job,
-                        epoch=attempt.epoch,
-                        placement=attempt.placement,
-                        gpus=attempt.gpus,
-                    )
+                lease = Lease(
+                    job=attempt.job,
+                    epoch=attempt.epoch,
+                    placement=attempt.placement,
+                    gpus=attempt.gpus,
                 )
+                self.pool.take(lease)
+                self.index.started(lease, attempt.lab, attempt.mtflops, attempt.dispatched_ms)
             for job in tx.live_jobs():
                 self.index.put(view_of(job, now_ms))
             self.phase = tx.phase()
@@ -76,9 +76,10 @@ class World:
         if event.view is not None:
             self.index.put(event.view)
         if event.taken is not None:
-            self.pool.take(event.taken)
+            self._take(event.taken, event.lab_id, event.at_ms)
         if event.freed is not None and event.job is not None:
             self.pool.release(event.job, event.freed)
+            self.index.ended(event.job, event.freed)
         if event.lab is not None:
             self._put_lab(event.lab)
         if event.tier is not None:
@@ -91,6 +92,12 @@ class World:
             self.pool.remove_node(event.node_id)
         if event.name.value == "tier.removed" and event.tier_id is not None:
             self.pool.remove_tier(event.tier_id)
+
+    def _take(self, lease: Lease, lab: LabId | None, at_ms: int) -> None:
+        self.pool.take(lease)
+        tier = self.pool.tiers.get(lease.placement.tier)
+        if tier is not None and lab is not None:
+            self.index.started(lease, lab, tier.mtflops, at_ms)
 
     def _put_lab(self, lab: Lab) -> None:
         self.labs[lab.name] = lab
