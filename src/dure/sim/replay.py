@@ -101,7 +101,7 @@ class Replay:
                 break
             now_ms = -(-min(due) // grid_ms) * grid_ms
             self._finish(now_ms)
-            while pending and pending[0].submit_s * 1000 <= now_ms:
+            while pending and round(pending[0].submit_s * 1000) <= now_ms:
                 self._submit(pending.popleft())
             self.index.advance(now_ms)
             # One cycle a grid point, as a sweep sees it: what it changes is seen at the next.
