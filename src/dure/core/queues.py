@@ -57,6 +57,12 @@ class _Shelf:
         self.absent: set[JobId] = set()
         self.size = 0
 
+    def members(self) -> Iterator[JobId]:
+        """All jobs of the shape."""
+        for entries in self.ready.values():
+            yield from (job for _, job in entries)
+        yield from self.delayed
+
 
 class QueueIndex:
     """Promoted waiting jobs, kept in rank order per (lab, shape)."""
@@ -69,7 +75,7 @@ class QueueIndex:
         self._line = LabOrder(policy)
         self._due: list[tuple[int, JobId]] = []
         self._holders: dict[JobId, JobView] = {}
-        self._fit_cache: dict[Shape, tuple[list[PlacementId], bool, bool]] = {}
+        self._fit_cache: dict[Shape, tuple[list[PlacementId], bool]] = {}
         self._fit_version = -1
         self._tier_floors: tuple[float, ...] = ()
         self.now_ms = 0
@@ -99,7 +105,7 @@ class QueueIndex:
         self._remove(view.id)
         if view.state not in PROMOTED_WAIT:
             return
-        view = self._without_old_skips(view)
+        view = without_old_skips(view, self.now_ms)
         if view.lab not in self._line:
             self.put_lab(Lab(name=view.lab))
         self._views[view.id] = view
@@ -167,14 +173,6 @@ class QueueIndex:
             del self._shelves[shape]
             self._fit_cache.pop(shape, None)
 
-    def _without_old_skips(self, view: JobView) -> JobView:
-        """The view without skips that ran out: the planner would still obey them."""
-        skips = tuple(s for s in view.shape.skips if s.until_ms > self.now_ms)
-        if skips == view.shape.skips:
-            return view
-        shape = msgspec.structs.replace(view.shape, skips=skips)
-        return msgspec.structs.replace(view, shape=shape)
-
     def _normal(self, view: JobView) -> Shape:
         """Shape with the floor rounded to a tier's."""
         shape = view.shape
@@ -198,15 +196,14 @@ class QueueIndex:
                 if view.shape.floor_gb > 0:
                     self.put(view)
 
-    def _fit(self, shape: Shape, pool: Pool) -> tuple[list[PlacementId], bool, bool]:
-        """(usable placements, some fitting one in service, some fitting one at all)."""
+    def _fit(self, shape: Shape, pool: Pool) -> tuple[list[PlacementId], bool]:
+        """(usable placements, whether some fitting one is in service)."""
         found = self._fit_cache.get(shape)
         if found is None:
             views = [v for v in pool.views(self.now_ms) if fits(shape, v)]
             found = (
                 [v.id for v in views if usable(shape, v)],
                 any(v.in_service for v in views),
-                bool(views),
             )
             self._fit_cache[shape] = found
         return found
@@ -221,14 +218,8 @@ class QueueIndex:
             if in_service:
                 back += shelf.absent
             elif len(shelf.absent) < shelf.size:
-                away += [j for j in self._members(shelf) if j not in shelf.absent]
+                away += [j for j in shelf.members() if j not in shelf.absent]
         return sorted(away), sorted(back)
-
-    @staticmethod
-    def _members(shelf: _Shelf) -> Iterator[JobId]:
-        for entries in shelf.ready.values():
-            yield from (job for _, job in entries)
-        yield from shelf.delayed
 
     # -- reading -----------------------------------------------------------------
 
@@ -367,3 +358,12 @@ class QueueIndex:
                 count -= 1
                 if count == 0:
                     return
+
+
+def without_old_skips(view: JobView, now_ms: int) -> JobView:
+    """The view without skips that ran out: the planner would still obey them."""
+    skips = tuple(s for s in view.shape.skips if s.until_ms > now_ms)
+    if skips == view.shape.skips:
+        return view
+    shape = msgspec.structs.replace(view.shape, skips=skips)
+    return msgspec.structs.replace(view, shape=shape)
