@@ -265,6 +265,20 @@ def test_a_second_server_on_the_same_port_says_so(site) -> None:
     assert "address already in use" in done.stderr.lower()
 
 
+def test_a_second_server_on_the_same_state_folder_is_refused(site) -> None:
+    done = subprocess.run(
+        [DURE, "server", "--config", site.config],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "in use by another server" in done.stderr
+    assert str(site.server.pid) in done.stderr
+    assert site.admin().me().role == "admin"
+
+
 def test_a_bad_setting_stops_the_start_with_a_sentence(tmp_path) -> None:
     config = tmp_path / "bad.toml"
     config.write_text("[server]\nprot = 8470\n")

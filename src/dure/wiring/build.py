@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from dure.adapters.compute.local.gpus import Declared, Machine
 from dure.adapters.compute.local.watch import Durations
 from dure.adapters.runtime.process import ProcessRuntime
 from dure.adapters.store.sql import SqlStore
+from dure.core.errors import DureError, ErrorCode
 from dure.core.model import Node, Tier, UserId
 from dure.engine import admin
 from dure.engine.controller import Controller
@@ -33,6 +35,7 @@ class Installation:
         self.settings = settings
         self.state_dir = settings.state_dir()
         self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = hold_alone(self.state_dir)
         self.store: Store = SqlStore(settings.database_url())
         with self.store.read() as tx:
             newest = tx.events(after=max(0, tx.last_event_id() - 1), limit=1)
@@ -98,6 +101,26 @@ class Installation:
         for backend in self.backends.values():
             backend.close()
         self.store.close()
+        os.close(self._lock)
+
+
+def hold_alone(state_dir: Path) -> int:
+    """Lock a state folder for this process; raise BAD_SETTING if another server has it.
+
+    Two servers on one folder would both watch its run directories. The lock ends with the
+    process, however it ends.
+    """
+    fd = os.open(state_dir / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        used = f"{state_dir} is in use by another server (process {holder or 'unknown'})"
+        raise DureError(ErrorCode.BAD_SETTING, key="server.state_dir", value=used) from error
+    os.truncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
 
 
 def keep_secret(path: Path, secret: str) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import msgspec
 
+from dure.cli.texts import lang
 from dure.core.errors import DureError
 from dure.core.messages import ERRORS, say
 from dure.settings import Settings, load
@@ -28,12 +31,19 @@ def config_option(command: click.Command) -> click.Command:
 def read(config: Path | None) -> Settings:
     """Settings or a clear sentence and exit 2."""
     path = config or (Path(p) if (p := os.environ.get("DURE_CONFIG")) else None)
-    try:
+    with refusals_in_words():
         return load(path)
+
+
+@contextmanager
+def refusals_in_words() -> Iterator[None]:
+    """Tell a refusal as a sentence and its hint, and end with 2."""
+    try:
+        yield
     except DureError as error:
         sentence, hint = ERRORS[error.code]
-        lang = os.environ.get("DURE_LANG", "en")
-        click.echo(f"{say(sentence, lang, error.params)}\n{say(hint, lang)}", err=True)
+        text = f"{say(sentence, lang(), error.params)}\n{say(hint, lang(), error.params)}"
+        click.echo(text, err=True)
         sys.exit(2)
 
 
@@ -52,7 +62,9 @@ def server(config: Path | None, host: str | None, port: int | None, state_dir: s
     )
     from dure.wiring.serve import serve  # noqa: PLC0415 - the heavy half, only when serving
 
-    sys.exit(serve(settings))
+    with refusals_in_words():
+        code = serve(settings)
+    sys.exit(code)
 
 
 @config_option
@@ -67,7 +79,9 @@ def audit(config: Path | None, state_dir: str | None, as_json: bool) -> None:
         settings = msgspec.structs.replace(settings, server=placed)
     from dure.wiring.audit import audit as run  # noqa: PLC0415
 
-    sys.exit(run(settings, as_json=as_json))
+    with refusals_in_words():
+        code = run(settings, as_json=as_json)
+    sys.exit(code)
 
 
 @config_option
