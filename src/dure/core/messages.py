@@ -38,11 +38,11 @@ REASONS: dict[R, Text] = {
         "슬롯 {limit}개 중 {used}개를 쓰고 있습니다. 작업이 하나 끝나면 올라갑니다.",
     ),
     R.RANK_BEHIND: (
-        "{ahead} jobs of labs that used less stand before it.",
+        "Labs that used less stand before it (jobs ahead: {ahead}).",
         "사용량이 더 적은 연구실의 작업 {ahead}개가 앞에 있습니다.",
     ),
     R.SAME_LAB_BEHIND: (
-        "{ahead} earlier jobs of your own lab stand before it.",
+        "Earlier jobs of its own lab stand before it (jobs ahead: {ahead}).",
         "같은 연구실의 먼저 들어온 작업 {ahead}개가 앞에 있습니다.",
     ),
     R.NO_FREE_GPU: (
