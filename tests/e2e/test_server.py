@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import stat
 import subprocess
 import sys
@@ -112,7 +114,7 @@ def test_a_setsid_child_keeps_the_gpus_until_it_is_killed(site, tmp_path) -> Non
     attempt, after = kim.attempts(first.id)[0], kim.attempts(second.id)[0]
     assert attempt.freed_ms - ended >= 1400  # killed at stop_kill_s = 1.5 s, not before
     assert after.dispatched_ms >= attempt.freed_ms
-    assert not Path(f"/proc/{pid_file.read_text()}").exists()
+    assert not lives(int(pid_file.read_text()))
 
 
 def test_after_a_cancel_nothing_is_killed_that_still_saves_and_everything_is_gone_in_time(
@@ -168,6 +170,34 @@ def test_a_job_that_prints_out_of_memory_and_exits_0_is_completed(site) -> None:
     assert kim.job_out(job.id).state is JobState.COMPLETED
 
 
+def test_a_job_that_deletes_its_own_run_directory_still_ends_and_is_charged(site) -> None:
+    kim = site.member("kim", "BCG")
+    job = kim.submit(["sh", "-c", "cd $JOB_OUTPUT_DIR/..; rm -rf ../1; sleep 0.3; exit 7"])
+    until(lambda: kim.job_out(job.id).state is JobState.FAILED, "failed")
+    assert kim.job_out(job.id).exit_code == 7
+    until(lambda: kim.attempts(job.id)[0].freed_ms, "freed")
+    assert site.audit().returncode == 0
+
+
+def test_a_killed_supervisor_is_a_counted_loss_and_its_orphan_is_stopped(site, tmp_path) -> None:
+    kim = site.member("kim", "BCG")
+    pid = tmp_path / "pid"
+    job = kim.submit(
+        [*PY, f"import os,time; open({str(pid)!r},'w').write(str(os.getpid())); time.sleep(60)"]
+    )
+    until(lambda: pid.exists() and pid.read_text(), "running")
+    orphan = int(pid.read_text())
+    parent = int(Path(f"/proc/{orphan}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    os.kill(parent, signal.SIGKILL)
+    until(lambda: kim.job_out(job.id).retries == 1, "counted")
+    assert kim.why(job.id).reason.code == "RETRY_BACKOFF"
+    until(lambda: kim.attempts(job.id)[0].freed_ms, "freed")
+    assert not lives(orphan)
+    assert kim.attempts(job.id)[0].outcome == "lease_expired"
+    job.cancel()
+    assert site.audit().returncode == 0
+
+
 def test_time_limit(site) -> None:
     kim = site.member("kim", "BCG")
     job = kim.submit(["sleep", "30"], time="1s")
@@ -202,6 +232,15 @@ def test_twenty_parallel_submits_with_one_key_make_one_job(site) -> None:
         ids = set(pool.map(submit, range(20)))
     assert len(ids) == 1
     assert len(kim.jobs()) == 1
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that waits for its parent to take note does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def kim_token(site, user: str) -> str:

@@ -2,11 +2,12 @@
 
 Rule: standard library only, syntax of Python 3.9, few imports: they cost time in each job.
 """
-# ruff: noqa: PTH103, PTH104, PTH108, PTH112, PTH118, PTH120, PTH123, SIM105, S606 - as above
+# ruff: noqa: PTH103, PTH104, PTH108, PTH112, PTH118, PTH120, PTH123, SIM105, S606, PTH109, PTH110- as above
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -180,6 +181,8 @@ class Supervisor:
         self.exit: Fields | None = None
         self.freed = False
         self.unsaved: dict[str, Fields] = {}
+        self.saved: dict[str, Fields] = {}
+        self.home = os.getcwd()
         self.unsaid: list[str] = []
         self.said: list[str] = []
 
@@ -396,17 +399,33 @@ class Supervisor:
 
     def _save(self) -> None:
         """Write what is not on disk yet, then tell; a full disk is tried again."""
-        for name in list(self.unsaved):
-            try:
+        try:
+            for name in list(self.unsaved):
                 put(name, self.unsaved[name], sync=name == "exit.json")
-            except OSError:
-                return
-            del self.unsaved[name]
+                self.saved[name] = self.unsaved.pop(name)
+        except FileNotFoundError:
+            self._restore()
+            return
+        except OSError:
+            return
         for event in self.unsaid:
             for client in self.clients.values():
                 client.tell(event)
         self.said += self.unsaid
         self.unsaid = []
+
+    def _restore(self) -> None:
+        """The job has deleted its own run directory: its end must be told all the same."""
+        try:
+            os.makedirs(self.home, mode=0o700, exist_ok=True)
+            os.chdir(self.home)
+            if not os.path.exists("lock"):
+                lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until the end
+                put("spec.json", self.spec, sync=False)
+        except OSError:
+            return
+        self.unsaved = {**self.saved, **self.unsaved}
 
     def adopt(self, sock: socket.socket) -> None:
         """Serve one more client, from what has happened already."""

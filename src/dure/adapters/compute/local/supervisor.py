@@ -93,7 +93,10 @@ def main(run_dir: str) -> int:
     if link is not None:
         supervisor.adopt(link)
     supervisor.run()
-    os.unlink("ctl.sock")
+    try:
+        os.unlink("ctl.sock")
+    except FileNotFoundError:
+        pass  # the job has deleted its run directory
     return 0
 
 
