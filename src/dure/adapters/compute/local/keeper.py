@@ -2,7 +2,7 @@
 
 Rule: standard library only, syntax of Python 3.9, few imports: they cost time in each job.
 """
-# ruff: noqa: PTH103, PTH104, PTH108, PTH112, PTH118, PTH120, PTH123, SIM105, S606, PTH109, PTH110- as above
+# ruff: noqa: PTH103, PTH104, PTH108, PTH109, PTH110, PTH112, PTH118, PTH120, PTH123, SIM105, S606 - as above
 
 from __future__ import annotations
 
