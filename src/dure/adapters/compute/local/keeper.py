@@ -76,6 +76,20 @@ def put(name: str, value: Fields, sync: bool) -> None:
         raise
 
 
+def restore(home: str, spec: Fields) -> bool:
+    """Make a run directory anew that is gone, with this process's lock on it."""
+    try:
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        os.chdir(home)
+        if not os.path.exists("lock"):
+            lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until the end
+            put("spec.json", spec, sync=False)
+    except OSError:
+        return False
+    return True
+
+
 def read_json(name: str) -> Fields | None:
     """A file of the run directory, if it is there and whole."""
     try:
@@ -404,7 +418,9 @@ class Supervisor:
                 put(name, self.unsaved[name], sync=name == "exit.json")
                 self.saved[name] = self.unsaved.pop(name)
         except FileNotFoundError:
-            self._restore()
+            # The job has deleted its own run directory: its end must be told all the same.
+            if restore(self.home, self.spec):
+                self.unsaved = {**self.saved, **self.unsaved}
             return
         except OSError:
             return
@@ -413,19 +429,6 @@ class Supervisor:
                 client.tell(event)
         self.said += self.unsaid
         self.unsaid = []
-
-    def _restore(self) -> None:
-        """The job has deleted its own run directory: its end must be told all the same."""
-        try:
-            os.makedirs(self.home, mode=0o700, exist_ok=True)
-            os.chdir(self.home)
-            if not os.path.exists("lock"):
-                lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until the end
-                put("spec.json", self.spec, sync=False)
-        except OSError:
-            return
-        self.unsaved = {**self.saved, **self.unsaved}
 
     def adopt(self, sock: socket.socket) -> None:
         """Serve one more client, from what has happened already."""
