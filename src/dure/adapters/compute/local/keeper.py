@@ -108,8 +108,10 @@ def execute(spec: Fields, log: int, umask: int) -> None:
         argv = list(spec["argv"])
         what = cwd = str(spec.get("cwd") or "out")
         os.setsid()
-        for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD"):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        for number in range(1, 32):
+            # Whatever the server was started with (a shell's `&` ignores SIGQUIT).
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
