@@ -339,6 +339,8 @@ def test_ctrl_c_leaves_the_view(server: Stub, cancels: bool) -> None:
         env={**os.environ, "DURE_URL": server.url, "DURE_TOKEN": TOKEN},
         stderr=subprocess.PIPE,
         text=True,
+        # A test run in the background has inherited "ignore Ctrl-C"; a terminal's has not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     )
     assert process.stderr is not None
     while "rank 3" not in process.stderr.readline():
