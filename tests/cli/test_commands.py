@@ -334,13 +334,13 @@ def test_ctrl_c_leaves_the_view(server: Stub, cancels: bool) -> None:
     server.on("GET /v1/jobs/12/why", why_out())
     server.on("POST /v1/jobs/12/cancel", job_out(state=S.CANCELLED))
     flags = ["--cancel-on-exit"] if cancels else []
+    # A test run in the background has inherited "ignore Ctrl-C"; a terminal's has not.
+    fresh = ["env", "--default-signal=INT", sys.executable, "-c", "from dure.cli import cli; cli()"]
     process = subprocess.Popen(
-        [sys.executable, "-c", "from dure.cli import cli; cli()", "run", *flags, "--", "x"],
+        [*fresh, "run", *flags, "--", "x"],
         env={**os.environ, "DURE_URL": server.url, "DURE_TOKEN": TOKEN},
         stderr=subprocess.PIPE,
         text=True,
-        # A test run in the background has inherited "ignore Ctrl-C"; a terminal's has not.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     )
     assert process.stderr is not None
     while "rank 3" not in process.stderr.readline():
