@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from dure.core.errors import DureError, ErrorCode
 from dure.core.maintenance import Action, gate
-from dure.core.model import Job, JobId, Role, User
+from dure.core.model import Job, JobId, NodeId, Role, User
 from dure.core.policy import Policy
 from dure.engine.faultpoints import reached
 from dure.engine.work import Work
@@ -73,7 +73,7 @@ class Engine:
     def backend_of(self, node: str) -> ComputeBackend | None:
         """The backend through which a node is reached."""
         with self.world.lock:
-            known = self.world.pool.nodes.get(node)  # type: ignore[call-overload]
+            known = self.world.pool.nodes.get(NodeId(node))
         return self.backends.get(known.backend) if known is not None else None
 
     def kill_after_s(self, kind: StopKind) -> float:
