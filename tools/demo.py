@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,18 +103,30 @@ def all_freed(client: Client, jobs: dict[str, Job]) -> bool:
 
 def show_results(client: Client, jobs: dict[str, JobOut]) -> None:
     """A table: state, where, how long it waited and ran, and what was charged."""
-    head = ("JOB", "LAB", "STATE", "WHERE", "TRY", "WAIT", "RUN", "TFLOP-s")
-    print("\n  {:<11} {:<4} {:<12} {:<8} {:>3} {:>7} {:>7} {:>9}".format(*head))
+    english = ("JOB", "LAB", "STATE", "WHERE", "TRY", "WAIT", "RUN", "TFLOP-s")
+    korean = ("작업", "연구실", "상태", "위치", "시도", "대기", "실행", "TFLOP-s")
+    print("\n  " + row(korean if LANG == "ko" else english))
     for name, job in jobs.items():
         tries = [a for a in client.attempts(job.id) if a.started_ms]
         wait_s = (tries[0].started_ms - job.submitted_ms) / 1000
         run_s = sum(a.ended_ms - a.started_ms for a in tries) / 1000
         reserved = float(job.charge.reserved_tflop_s)
-        note = f"  ({reserved:.2f} reserved)" if reserved else ""
-        print(
-            f"  {name:<11} {job.lab:<4} {job.state_text:<12} {tries[-1].placement.tier:<8} "
-            f"{job.starts:>3} {wait_s:>6.1f}s {run_s:>6.1f}s {float(job.charge.total_tflop_s):>9.2f}{note}"
-        )
+        note = f"  ({reserved:.2f} {'선점' if LANG == 'ko' else 'reserved'})" if reserved else ""
+        total = f"{float(job.charge.total_tflop_s):.2f}"
+        where = tries[-1].placement.tier
+        cells = (name, job.lab, job.state_text, where, str(job.starts))
+        print("  " + row((*cells, f"{wait_s:.1f}s", f"{run_s:.1f}s", total)) + note)
+
+
+def row(cells: Sequence[str]) -> str:
+    """Cells in columns; a Hangul letter is two columns wide."""
+    widths = (-11, -6, -12, -8, 4, 7, 7, 9)
+    parts = []
+    for cell, width in zip(cells, widths, strict=True):
+        wide = sum(unicodedata.east_asian_width(c) in "WF" for c in cell)
+        space = " " * max(0, abs(width) - len(cell) - wide)
+        parts.append(cell + space if width < 0 else space + cell)
+    return " ".join(parts)
 
 
 def check(condition: bool, sentence: str) -> None:

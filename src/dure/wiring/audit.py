@@ -8,10 +8,26 @@ from decimal import Decimal
 import click
 
 from dure.adapters.store.sql import SqlStore
+from dure.cli.texts import pick
 from dure.core.invariants import World, check_world
 from dure.core.model import CHARGED, MICRO_PER_TFLOP_S
 from dure.ports import Reads
 from dure.settings import Settings
+
+_SUMMARY = (
+    (
+        "{jobs} jobs, {attempts} attempts, {lines} ledger lines: {charged:.1f} GPU-s charged, "
+        "{off:.1f} GPU-s written off."
+    ),
+    (
+        "작업 {jobs}개, 시도 {attempts}개, 장부 {lines}줄: {charged:.1f} GPU·초 과금, "
+        "{off:.1f} GPU·초 비과금."
+    ),
+)
+_CLOSES = (
+    "every GPU-second held was charged or written off exactly once",
+    "점유한 모든 GPU·초가 정확히 한 번 기록되었습니다",
+)
 
 
 def read_world(tx: Reads, now_ms: int, half_life_ms: float) -> World:
@@ -52,13 +68,16 @@ def audit(settings: Settings, *, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(report))
         return 1 if broken else 0
-    click.echo(
-        f"{len(world.jobs)} jobs, {len(world.attempts)} attempts, {len(world.ledger)} ledger "
-        f"lines: {charged_ms / 1000:.1f} GPU-s charged, {written_off_ms / 1000:.1f} GPU-s "
-        "written off."
-    )
+    numbers = {
+        "jobs": len(world.jobs),
+        "attempts": len(world.attempts),
+        "lines": len(world.ledger),
+        "charged": charged_ms / 1000,
+        "off": written_off_ms / 1000,
+    }
+    click.echo(pick(_SUMMARY).format(**numbers))
     for violation in broken:
         click.echo(f"✗ {violation.invariant}: {violation.detail}", err=True)
     if not broken:
-        click.echo("✓ every GPU-second held was charged or written off exactly once")
+        click.echo(f"✓ {pick(_CLOSES)}")
     return 1 if broken else 0
