@@ -17,6 +17,7 @@ from dure.core.events import EventName
 from dure.core.messages import ERRORS, EVENTS, JOB_ERRORS, REASONS, STATES
 from dure.core.model import JobState
 from dure.core.plan import ReasonCode
+from dure.core.policy import profile_fields
 from dure.settings import Settings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -29,6 +30,15 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return (
         "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in r) + " |" for r in lines) + "\n"
     )
+
+
+def balanced() -> str:
+    """What the other profile sets."""
+    rows = [
+        [f"`policy.{key}`", f"`{plain(value)}`"]
+        for key, value in profile_fields("balanced").items()
+    ]
+    return '\n`policy.profile = "balanced"` sets:\n\n' + table(["key", "value"], rows)
 
 
 def settings() -> str:
@@ -51,6 +61,8 @@ def settings() -> str:
                     for f in msgspec.inspect.type_info(kind).fields
                 ],
             )
+        if section.name == "policy":
+            text += balanced()
     declared = {
         "[[tiers]]": "dure.settings:DeclaredTier",
         "[[node.gpus]]": "dure.settings:DeclaredGpu",

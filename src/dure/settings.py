@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from dure.core.errors import DureError, ErrorCode
-from dure.core.policy import Policy
+from dure.core.policy import Policy, profile_fields
 
 RESERVED = frozenset(
     {"DURE_URL", "DURE_TOKEN", "DURE_LANG", "DURE_CGROUP_ROOT", "DURE_NODE_SERIES", "DURE_CONFIG"}
@@ -128,6 +128,9 @@ def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Sett
     for name, text in sorted(env.items()):
         if name.startswith("DURE_") and name not in RESERVED:
             _apply(raw, name, text)
+    chosen = raw.get("policy")
+    if isinstance(chosen, dict) and isinstance(chosen.get("profile"), str):
+        raw["policy"] = profile_fields(chosen["profile"]) | chosen
     try:
         return msgspec.convert(raw, Settings, strict=True)
     except msgspec.ValidationError as error:

@@ -13,7 +13,8 @@ from dure.core.policy import Charging, PlacementOrder, Policy
 from dure.core.scheduler import plan
 from tests.core import build as b
 
-TIERS = [b.R4090, b.R3080TI, b.R5090]
+WIDE = msgspec.structs.replace(b.R3080TI, max_gpus=4)
+TIERS = [b.R4090, WIDE, b.R5090]
 LABS = ["A", "B", "C", "D"]
 
 
@@ -154,17 +155,35 @@ def test_nobody_behind_rank_one_is_served_before_it(world) -> None:
         assert holder.id == snapshot.head or holder.id in released
 
 
-ORDERS = [
-    Policy(charging=charging, placement_order=order)
-    for charging in Charging
-    for order in PlacementOrder
-]
+POLICIES = st.builds(
+    Policy,
+    charging=st.sampled_from(Charging),
+    placement_order=st.sampled_from(PlacementOrder),
+    keep_blocks=st.booleans(),
+    block_margin=st.sampled_from([0.0, 0.25, 50.0]),
+    # Jobs enter at 0 to 3 ms and it is 11 ms: none, some or all are past the bound.
+    age_bound_s=st.sampled_from([0.0, 0.009, 0.010, 0.001]),
+    age_min_gpus=st.sampled_from([2, 3]),
+    aged_reservations=st.integers(0, 2),
+    reserve_min_gpus=st.sampled_from([2, 9]),
+)
 
 
-@settings(max_examples=300, deadline=None)
-@given(worlds(), st.sampled_from(ORDERS), st.data())
-def test_pruning_holds_under_every_charging_and_placement_order(world, policy, data) -> None:
-    """With labs that run something, and labs that move back while the cycle goes on."""
+def elders(policy: Policy, ranked: list, now_ms: int) -> tuple:
+    """Every ranked job past the age bound, oldest first."""
+    if not policy.age_bound_s:
+        return ()
+    until_ms = now_ms - round(policy.age_bound_s * 1000)
+    old = [
+        v for v in ranked if v.entered_ms <= until_ms and v.shape.num_gpus >= policy.age_min_gpus
+    ]
+    return tuple(v.id for v in sorted(old, key=lambda v: (v.entered_ms, v.id)))
+
+
+@settings(max_examples=600, deadline=None)
+@given(worlds(), POLICIES, st.data())
+def test_pruning_holds_under_every_policy(world, policy, data) -> None:
+    """With labs that run something, move back within the cycle, or yield to larger jobs."""
     labs, views, pool = world
     index = b.index(labs, views, now_ms=10, policy=policy)
     for number, place in enumerate(pool.leases.values()):
@@ -177,9 +196,13 @@ def test_pruning_holds_under_every_charging_and_placement_order(world, policy, d
     everyone = b.naive_snapshot(labs, views, pool, now_ms=11, lab_keys=pruned.lab_keys)
     ranked = sorted(everyone.candidates, key=lambda v: (keys[v.lab], v.entered_ms, v.id))
     naive = msgspec.structs.replace(
-        everyone, candidates=tuple(ranked), head=ranked[0].id if ranked else None
+        everyone,
+        candidates=tuple(ranked),
+        head=ranked[0].id if ranked else None,
+        elders=elders(policy, ranked, 11),
     )
     assert [v.id for v in index.ranked(pool)] == [v.id for v in ranked]
     got, want = plan(pruned, policy), plan(naive, policy)
     assert got.decisions == want.decisions
     assert check_plan(pruned, got) == []
+    assert check_plan(naive, want) == []

@@ -171,3 +171,17 @@ def test_small_trace_is_inside_the_references_noise() -> None:
     found = measured("philly-small", profile("classic"))
     assert found.all.mean_h == pytest.approx(20.3, abs=4)
     assert statistics.fmean([found.jain]) == pytest.approx(0.849, abs=0.08)
+
+
+@real_traces
+def test_balanced_beats_classic_where_it_says_so() -> None:
+    """One run: list scheduling is chaotic, so the mean wait has the noise of one more run."""
+    classic = measured("philly-medium", profile("classic"))
+    balanced = measured("philly-medium", profile("balanced"))
+    assert balanced.by_gpus[8].mean_h < 0.75 * classic.by_gpus[8].mean_h
+    assert balanced.by_gpus[8].p95_h < 0.85 * classic.by_gpus[8].p95_h
+    assert balanced.starvation_h <= 4
+    assert balanced.jain_6h >= 0.87 > classic.jain_6h
+    assert balanced.queue_empty_d < classic.queue_empty_d - 1.5
+    assert balanced.utilisation > classic.utilisation + 0.05
+    assert balanced.all.mean_h < 1.05 * classic.all.mean_h

@@ -40,9 +40,9 @@ class Floor:
 
     def available(self, placement: PlacementId, job: JobId) -> int:
         """Idle GPUs there for `job`: what others have reserved is not."""
+        free = len(self.free.get(placement, ()))
         held = self.held.get(placement)
-        others = sum(n for j, n in held.items() if j != job) if held else 0
-        return len(self.free.get(placement, ())) - others
+        return free - sum(n for j, n in held.items() if j != job) if held else free
 
     def tier_key(self, view: PlacementView) -> tuple[int, int]:
         """Which tier first: the best, or the one whose placements are smallest."""
@@ -55,8 +55,8 @@ class Floor:
         need = job.shape.num_gpus
         best: tuple[tuple[object, ...], PlacementView] | None = None
         for view in self.with_idle(job.shape):
-            left = self.available(view.id, job.id) - need
-            if left < 0:
+            left = len(self.free[view.id]) - need
+            if left < 0 or (left := self.available(view.id, job.id) - need) < 0:
                 continue
             evictions = len(self.pick(view, need)[1]) if view.replicas else 0
             key = (self.tier_key(view), view.id != own, left, evictions, view.id)

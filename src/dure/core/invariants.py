@@ -101,7 +101,7 @@ class _Followed:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.found: list[Violation] = []
-        self._head = snapshot.head
+        self._may_reserve = {snapshot.head, *snapshot.elders}
         self._views = {v.id: v for v in snapshot.placements}
         self._jobs = {j.id: j for j in (*snapshot.candidates, *snapshot.holders)}
         self._left = {v.id: set(v.free) if v.takes_work else set() for v in snapshot.placements}
@@ -120,8 +120,8 @@ class _Followed:
                 return
             case Absorb() | Reserve():
                 held[decision.job] = decision.count
-                if decision.job != self._head:
-                    self._say("I4", f"job {decision.job} reserves but is not rank 1")
+                if decision.job not in self._may_reserve:
+                    self._say("I4", f"job {decision.job} reserves, neither rank 1 nor aged")
             case Dispatch():
                 self._dispatch(decision)
         if sum(held.values()) > len(self._left[decision.placement]):

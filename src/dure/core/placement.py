@@ -51,8 +51,19 @@ class PlacementView(Value, frozen=True, kw_only=True):
 
 
 def fits(shape: Shape, view: PlacementView) -> bool:
-    """P-1: static fit, whatever is busy or off. Skips are dynamic and not looked at."""
-    return failed_constraint(shape, view) is None
+    """P-1: static fit, whatever is busy or off. Skips are dynamic and not looked at.
+
+    The same checks as `failed_constraint`, likeliest to fail first: a cycle asks often.
+    """
+    tier = view.tier
+    return (
+        view.capacity >= shape.num_gpus <= tier.max_gpus
+        and tier.active
+        and tier.vram_gb >= shape.floor_gb
+        and (not shape.tiers or tier.name in shape.tiers)
+        and (shape.node is None or shape.node == view.id.node)
+        and (not shape.host_mib or view.host_mib_per_gpu * shape.num_gpus > shape.host_mib)
+    )
 
 
 def failed_constraint(shape: Shape, view: PlacementView) -> str | None:
@@ -75,11 +86,9 @@ def failed_constraint(shape: Shape, view: PlacementView) -> str | None:
 
 def usable(shape: Shape, view: PlacementView) -> bool:
     """Whether `view` fits, is in service and has not just refused this job."""
-    return (
-        view.in_service
-        and fits(shape, view)
-        and not any(skip.placement == view.id for skip in shape.skips)
-    )
+    if not (view.in_service and fits(shape, view)):
+        return False
+    return not shape.skips or all(skip.placement != view.id for skip in shape.skips)
 
 
 def rounded_floor(floor_gb: float, tiers: Iterable[Tier]) -> float:

@@ -68,6 +68,7 @@ class Snapshot(Value, frozen=True, kw_only=True):
 
     `candidates` stand in rank order: every job that could be dispatched in this cycle, and
     `head`, the job of rank 1, if there is one. `holders` hold reservations, at any rank.
+    `elders` are candidates past the policy's age bound, oldest first.
     """
 
     cycle: int
@@ -78,6 +79,7 @@ class Snapshot(Value, frozen=True, kw_only=True):
     head: JobId | None
     holders: tuple[JobView, ...]
     lab_keys: tuple[LabKey, ...] = ()
+    elders: tuple[JobId, ...] = ()
 
 
 class Release(Value, frozen=True, kw_only=True, tag="release"):

@@ -32,8 +32,19 @@ class PlacementOrder(StrEnum):
     SMALLEST_FITTING_TIER = "smallest_fitting_tier"
 
 
+class Profile(StrEnum):
+    """A named set of policy numbers; single numbers may be set beside it."""
+
+    CLASSIC = "classic"
+    BALANCED = "balanced"
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Profile `classic`: the numbers of policy.md, to the letter."""
+    """Numbers of the policy. Without arguments: profile `classic`, the policy to the letter."""
+
+    profile: Annotated[
+        Profile, Meta(description="named set of numbers; others given here go before it")
+    ] = Profile.CLASSIC
 
     half_life_s: Annotated[float, Meta(description="usage halves in this time (P-7)")] = 604_800.0
     slots_per_user: Annotated[
@@ -63,8 +74,27 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="best GPU model first, or keep large nodes for large jobs"),
     ] = PlacementOrder.BEST_TIER
     reserve_min_gpus: Annotated[
-        int, Meta(ge=2, description="R1: only a job of rank 1 with this many GPUs reserves")
+        int,
+        Meta(ge=2, description="R1: only a job of rank 1 with this many GPUs reserves; 9: none"),
     ] = 2
+    keep_blocks: Annotated[
+        bool,
+        Meta(description="a larger job goes before a smaller one that would break up its place"),
+    ] = False
+    block_margin: Annotated[
+        float,
+        Meta(ge=0, description="doublings of lab use, per GPU of the smaller job, that it may be"),
+    ] = 0.25
+    age_bound_s: Annotated[
+        float,
+        Meta(ge=0, description="a multi-GPU job that waited this long goes first; 0: never"),
+    ] = 0.0
+    age_min_gpus: Annotated[
+        int, Meta(ge=2, description="smallest job that age helps; smaller ones fit anywhere")
+    ] = 2
+    aged_reservations: Annotated[
+        int, Meta(ge=0, description="jobs over the age bound that may reserve, beside R1's")
+    ] = 1
     max_retries: Annotated[
         int, Meta(ge=0, description="counted failures that are repeated; the next is DEAD")
     ] = 3
@@ -124,3 +154,36 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Wait before repeating the `failure`-th counted failure (1, 2, …)."""
         index = min(failure, len(self.backoff_s)) - 1
         return round(self.backoff_s[index] * 1000)
+
+
+_HOUR_S = 3600.0
+
+BALANCED = Policy(
+    profile=Profile.BALANCED,
+    charging=Charging.LOOKAHEAD,
+    placement_order=PlacementOrder.SMALLEST_FITTING_TIER,
+    keep_blocks=True,
+    block_margin=0.25,
+    # Reservations of rank 1 are broken by nearly every end of a job once many labs are
+    # active; age gives the guarantee instead (docs/adr/0005).
+    reserve_min_gpus=9,
+    age_bound_s=132 * _HOUR_S,
+    age_min_gpus=8,
+    aged_reservations=1,
+)
+"""Profile `balanced`: long jobs count while they run, whole nodes stay whole, age helps."""
+
+PROFILES = {Profile.CLASSIC: Policy(), Profile.BALANCED: BALANCED}
+
+
+def profile_fields(name: str) -> dict[str, object]:
+    """What a profile sets, as settings would; raise BAD_SETTING that lists the names there are."""
+    if name not in set(Profile):
+        value = f"{name} is none of {', '.join(Profile)}"
+        raise DureError(ErrorCode.BAD_SETTING, key="policy.profile", value=value)
+    found = PROFILES[Profile(name)]
+    return {
+        f.name: getattr(found, f.name)
+        for f in msgspec.structs.fields(found)
+        if f.name == "profile" or getattr(found, f.name) != f.default
+    }

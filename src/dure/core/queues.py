@@ -63,6 +63,41 @@ class _Shelf:
             yield from (job for _, job in entries)
         yield from self.delayed
 
+    def lists(self, shape: Shape, line: LabOrder) -> Iterator[list[list[_Entry]]]:
+        """Ready jobs per lab, labs in order; those with equal use together."""
+        for labs in line.groups():
+            found = [
+                self.ready[lab]
+                for lab in labs
+                if lab in self.ready and line.within_limit(lab, shape)
+            ]
+            if found:
+                yield found
+
+    def first(self, shape: Shape, line: LabOrder, count: int, *, labs_move: bool) -> list[JobId]:
+        """The first `count` ready jobs in rank order.
+
+        Where a lab moves back within a cycle, any lab's may be first: `count` of each.
+        """
+        jobs: list[JobId] = []
+        for lists in self.lists(shape, line):
+            for _, job in heapq.merge(*(entries[:count] for entries in lists)):
+                if len(jobs) == count and not labs_move:
+                    return jobs
+                jobs.append(job)
+        return jobs
+
+    def oldest(self, shape: Shape, line: LabOrder, count: int, until_ms: int) -> list[_Entry]:
+        """The first `count` ready jobs by time of entry, none entered after `until_ms`."""
+        heads = (
+            entry
+            for lists in self.lists(shape, line)
+            for entries in lists
+            for entry in entries[:count]
+            if entry[0] <= until_ms
+        )
+        return heapq.nsmallest(count, heads)
+
 
 class QueueIndex:
     """Promoted waiting jobs, kept in rank order per (lab, shape)."""
@@ -132,7 +167,7 @@ class QueueIndex:
         return self._due[0][0] if self._due else None
 
     def _shelve(self, view: JobView) -> None:
-        shape = self._normal(view)
+        shape = rounded(view.shape, self._tier_floors)
         shelf = self._shelves.get(shape)
         if shelf is None:
             shelf = self._shelves[shape] = _Shelf()
@@ -172,14 +207,6 @@ class QueueIndex:
         if shelf.size == 0:
             del self._shelves[shape]
             self._fit_cache.pop(shape, None)
-
-    def _normal(self, view: JobView) -> Shape:
-        """Shape with the floor rounded to a tier's."""
-        shape = view.shape
-        floor_gb = next((f for f in self._tier_floors if f >= shape.floor_gb), shape.floor_gb)
-        if shape.floor_gb > 0 and floor_gb != shape.floor_gb:
-            shape = msgspec.structs.replace(shape, floor_gb=floor_gb)
-        return shape
 
     # -- pool --------------------------------------------------------------------
 
@@ -229,13 +256,16 @@ class QueueIndex:
         views = pool.views(self.now_ms)
         idle = {v.id: v.idle for v in views if v.idle}
         found: dict[JobId, JobView] = {}
+        elders = self._elders(pool, idle)
+        moves = self._policy.charging is Charging.LOOKAHEAD
         if idle:
             for shape, shelf in self._shelves.items():
                 places = self._fit(shape, pool)[0]
                 room = sum(idle.get(p, 0) for p in places) // shape.num_gpus
                 if room:
-                    for job in self._first(shape, shelf, room):
+                    for job in shelf.first(shape, self._line, room, labs_move=moves):
                         found[job] = self._views[job]
+        found |= {job: self._views[job] for job in elders}
         head = next(self.ranked(pool), None)
         if head is not None:
             found[head.id] = head
@@ -248,6 +278,37 @@ class QueueIndex:
             head=head.id if head else None,
             holders=tuple(self._holders.values()),
             lab_keys=self._line.keys(),
+            elders=elders,
+        )
+
+    def _elders(self, pool: Pool, idle: dict[PlacementId, int]) -> tuple[JobId, ...]:
+        """Ranked jobs past the age bound that this cycle could help, oldest first.
+
+        Of each shape as many as could start, and as many again as may reserve.
+        """
+        policy = self._policy
+        if not policy.age_bound_s:
+            return ()
+        until_ms = self.now_ms - round(policy.age_bound_s * 1000)
+        found: list[_Entry] = []
+        for shape, shelf in self._shelves.items():
+            if shape.num_gpus < policy.age_min_gpus:
+                continue
+            places = self._fit(shape, pool)[0]
+            if places:
+                room = sum(idle.get(p, 0) for p in places) // shape.num_gpus
+                count = room + policy.aged_reservations
+                found += shelf.oldest(shape, self._line, count, until_ms)
+        kept = (
+            (v.entered_ms, v.id) for v in self._holders.values() if self._aged(v, until_ms, pool)
+        )
+        return tuple(job for _, job in sorted({*found, *kept}))
+
+    def _aged(self, view: JobView, until_ms: int, pool: Pool) -> bool:
+        return (
+            view.entered_ms <= until_ms
+            and view.shape.num_gpus >= self._policy.age_min_gpus
+            and self.is_ranked(view.id, pool)
         )
 
     def rank_key(self, view: JobView) -> tuple[int, int, JobId]:
@@ -337,27 +398,13 @@ class QueueIndex:
         """The lab's order key; labs not seen yet have used nothing."""
         return self._line.key(lab)
 
-    def _first(self, shape: Shape, shelf: _Shelf, count: int) -> Iterator[JobId]:
-        """The first `count` ready jobs of a shape in rank order.
 
-        Where a lab moves back within a cycle, any lab's may be first: `count` of each.
-        """
-        if self._policy.charging is Charging.LOOKAHEAD:
-            for lab, entries in shelf.ready.items():
-                if self._line.within_limit(lab, shape):
-                    yield from (job for _, job in entries[:count])
-            return
-        for labs in self._line.groups():
-            lists = [
-                shelf.ready[lab][:count]
-                for lab in labs
-                if lab in shelf.ready and self._line.within_limit(lab, shape)
-            ]
-            for _, job in heapq.merge(*lists):
-                yield job
-                count -= 1
-                if count == 0:
-                    return
+def rounded(shape: Shape, tier_floors_gb: tuple[float, ...]) -> Shape:
+    """The shape with its VRAM floor rounded up to a tier's, so that few shapes exist."""
+    floor_gb = next((f for f in tier_floors_gb if f >= shape.floor_gb), shape.floor_gb)
+    if shape.floor_gb > 0 and floor_gb != shape.floor_gb:
+        return msgspec.structs.replace(shape, floor_gb=floor_gb)
+    return shape
 
 
 def without_old_skips(view: JobView, now_ms: int) -> JobView:

@@ -5,6 +5,7 @@ Rule: what is decided here depends on the snapshot alone; the applier may refuse
 
 from __future__ import annotations
 
+from dure.core.blocks import Blocks
 from dure.core.floor import Floor
 from dure.core.line import Line
 from dure.core.model import JobId, JobView, Phase
@@ -26,26 +27,71 @@ from dure.core.policy import Policy
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """Decide one cycle; `snapshot.candidates` stand in rank order."""
-    floor = Floor(snapshot, policy.placement_order)
-    decisions: list[Decision] = []
-    reasons: dict[JobId, Reason] = {}
-    reserved = _release_first(snapshot, floor, decisions)
-    if snapshot.phase is not Phase.NORMAL:
-        return Plan(cycle=snapshot.cycle, decisions=tuple(decisions), reasons=reasons)
-    line = Line(snapshot, policy)
-    for job in line:
-        if floor.idle == 0:
-            break
-        step = _decide(job, snapshot, floor, policy, job.id in reserved)
-        decisions += step
+    cycle = _Cycle(snapshot, policy)
+    if snapshot.phase is Phase.NORMAL:
+        cycle.elders_first()
+        cycle.line_in_order()
+    return Plan(
+        cycle=snapshot.cycle,
+        decisions=tuple(cycle.decisions),
+        reasons=cycle.reasons,
+        order=cycle.line.order(),
+    )
+
+
+class _Cycle:
+    """One cycle while it is decided: the floor shrinks, decisions grow."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        self.snapshot = snapshot
+        self.policy = policy
+        self.floor = Floor(snapshot, policy.placement_order)
+        self.line = Line(snapshot, policy)
+        self.decisions: list[Decision] = []
+        self.reasons: dict[JobId, Reason] = {}
+        self.reserved = _release_first(snapshot, self.floor, self.decisions)
+
+    def elders_first(self) -> None:
+        """Jobs past the age bound, oldest first: start whole, else grow or reserve."""
+        if not self.snapshot.elders:
+            return
+        jobs = {j.id: j for j in self.snapshot.candidates}
+        places = self.policy.aged_reservations - len(self.reserved - {self.snapshot.head})
+        for job in (jobs[i] for i in self.snapshot.elders):
+            if self.floor.idle == 0:
+                return
+            step = _dispatch(job, self.floor, job.id in self.reserved)
+            if not step and job.id in self.reserved:
+                step = _absorb(job, self.floor)
+            elif not step and places > 0:
+                step = _reserve(job, self.floor)
+                places -= len(step)
+            # What is not helped now still has its turn, as every job.
+            if step:
+                self._note(job, step)
+
+    def line_in_order(self) -> None:
+        """Everybody in rank order, until nothing is idle."""
+        blocks = Blocks(self.snapshot, self.policy, self.line)
+        for job in self.line:
+            if self.floor.idle == 0:
+                return
+            while (larger := blocks.before(job, self.floor)) is not None:
+                self._note(larger, self._decide(larger))
+            self._note(job, self._decide(job))
+
+    def _decide(self, job: JobView) -> list[Decision]:
+        holds = job.id in self.reserved
+        return _decide(job, self.snapshot, self.floor, self.policy, holds)
+
+    def _note(self, job: JobView, step: list[Decision]) -> None:
+        self.line.look_at(job)
+        self.decisions += step
         started = next((d for d in step if isinstance(d, Dispatch)), None)
         if started is None:
-            reasons[job.id] = _reason(job, snapshot, floor)
+            self.reasons[job.id] = _reason(job, self.snapshot, self.floor)
         else:
-            line.started(job, floor.views[started.placement].tier.mtflops)
-    return Plan(
-        cycle=snapshot.cycle, decisions=tuple(decisions), reasons=reasons, order=line.order()
-    )
+            self.line.started(job, self.floor.views[started.placement].tier.mtflops)
 
 
 def _release_first(snapshot: Snapshot, floor: Floor, decisions: list[Decision]) -> set[JobId]:
@@ -73,7 +119,8 @@ def _broken(holder: JobView, snapshot: Snapshot, floor: Floor) -> ReleaseCause |
         or view.healthy_free < held.count
     ):
         return ReleaseCause.BROKEN
-    return None if holder.id == snapshot.head else ReleaseCause.LOST_RANK
+    keeps = holder.id == snapshot.head or holder.id in snapshot.elders
+    return None if keeps else ReleaseCause.LOST_RANK
 
 
 def _release(job: JobView, cause: ReleaseCause, floor: Floor) -> Release:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dure.core.errors import DureError, ErrorCode
-from dure.core.policy import Charging, PlacementOrder, Policy
+from dure.core.policy import BALANCED, Charging, PlacementOrder, Policy
 
 PROFILES: dict[str, Policy] = {
     "classic": Policy(),
+    "balanced": BALANCED,
     "accrued": Policy(charging=Charging.ACCRUED),
     "lookahead": Policy(charging=Charging.LOOKAHEAD),
     "lookahead-small": Policy(
