@@ -80,6 +80,7 @@ MATRIX = {
     "show_tier": Row("/v1/tiers/RTX4090", ALL),
     "put_tier": Row("/v1/tiers/NEW", (401, 403, 403, 403, 200), body=TIER),
     "remove_tier": Row("/v1/tiers/OLD", (401, 403, 403, 403, 204)),
+    "show_calibration": Row("/v1/forecasts/calibration", ADMIN),
     "list_nodes": Row("/v1/nodes", ALL),
     "show_node": Row("/v1/nodes/gpu-1", ALL),
     "edit_node": Row("/v1/nodes/gpu-1", ADMIN, body={"drained": True}),

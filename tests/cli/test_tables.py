@@ -21,10 +21,20 @@ from tests.cli.stub import (
     why_out,
 )
 
+ETA = wire.EtaOut(
+    p20_ms=1_700_000_600_000,
+    p50_ms=1_700_001_200_000,
+    p80_ms=1_700_001_800_000,
+    made_ms=1_700_000_000_000,
+    text="in about 20m (10m to 30m)",
+)
+
 
 @pytest.fixture(autouse=True)
 def lists(server: Stub) -> None:
-    server.on("GET /v1/queue", queue_out(queue_row(1, 7), queue_row(2, 8, user="kim", lab="VIS")))
+    server.on(
+        "GET /v1/queue", queue_out(queue_row(1, 7, eta=ETA), queue_row(2, 8, user="kim", lab="VIS"))
+    )
     tiers = [
         pool_tier("RTX4090", simulated=True),
         pool_tier("RTX3080Ti", idle=0, start_now=0, next_free_ms=1_000_840_000),
@@ -66,14 +76,32 @@ def test_a_pipe_gets_tsv_without_ansi(dure: Shell, args: tuple[str, ...], lang: 
 
 def test_queue_in_a_pipe(dure: Shell) -> None:
     assert dure("queue").stdout.splitlines() == [
-        "RANK\tJOB\tNAME\tLAB\tUSER\tGPU\tWAIT\tREASON",
-        "1\t7\tjob-7\tBCG\tbcg\t2 ≥24G\t11m\tall 4 fitting GPUs are busy",
-        "2\t8\tjob-8\tVIS\tkim\t2 ≥24G\t11m\tall 4 fitting GPUs are busy",
+        "RANK\tJOB\tNAME\tLAB\tUSER\tGPU\tWAIT\tEXPECTED\tREASON",
+        "1\t7\tjob-7\tBCG\tbcg\t2 ≥24G\t11m\t~20m\tall 4 fitting GPUs are busy",
+        "2\t8\tjob-8\tVIS\tkim\t2 ≥24G\t11m\t\tall 4 fitting GPUs are busy",
     ]
     assert len(dure("queue", "--no-header").stdout.splitlines()) == 2
     assert dure("queue", "-q").stdout == "7\n8\n"
     assert dure("queue", "-q", "--lab", "VIS").stdout == "8\n"
     assert dure("queue", "-q", "--mine").stdout == "7\n"
+
+
+def test_why_tells_when_what_would_help_and_what_moved_it(dure: Shell, server: Stub) -> None:
+    hint = wire.HintOut(change="num_gpus", value=1, node="n1", tier="R", text="With 1 GPU: now.")
+    moved = wire.RankChangeOut(
+        lab="BCG", job=3, at_ms=1, charged_tflop_s="5", own=True, text="It moved back."
+    )
+    server.on("GET /v1/jobs/12/why", why_out(eta=ETA, sooner=[hint], changes=[moved]))
+    told = dure("why", "12").stdout
+    for part in ("in about 20m", "With 1 GPU: now.", "It moved back."):
+        assert part in told
+
+
+def test_the_score_of_forecasts(dure: Shell, server: Stub) -> None:
+    score = wire.CalibrationOut(scored=10, inside=6, early=1, late=3, inside_share=0.6, days=30)
+    server.on("GET /v1/forecasts/calibration", score)
+    assert "6 60%" in dure("admin", "forecast", "score").stdout
+    assert dure("admin", "forecast", "score", "-q").stdout == "60%\n"
 
 
 def test_pool_marks_simulated_tiers(dure: Shell) -> None:
@@ -117,6 +145,8 @@ def test_usage_is_told_in_4090_hours_and_tflop_s(dure: Shell, server: Stub) -> N
     assert "RESERVED\t0.50 4090-h = 148,680 TFLOP-s" in told
     assert dure("usage", "--lab", "BCG", "--ledger").stdout.splitlines()[1].startswith("9\t1\trun")
     assert dure("usage", "--ledger").exit_code == 2
+    # The lines of this account do not add up to what it says was charged.
+    assert "THEY DIFFER" in dure("usage", "--lab", "BCG", "--ledger").stderr
     chosen = dure("usage", "--lab", "BCG", "--ledger", "--json", "job,cost_tflop_s").stdout
     assert json.loads(chosen) == [{"job": 9, "cost_tflop_s": "297360"}]
 

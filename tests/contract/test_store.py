@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dure.core.forecast import Forecast
 from dure.core.model import TERMINAL, JobState, LedgerKind, Phase
 from dure.ports import AlreadyBooked, GpuTaken, JobFilter, Store
 from tests.contract import stores
@@ -197,6 +198,32 @@ def test_replays_come_back_and_old_ones_go(store: Store):
 
 
 # -- questions -----------------------------------------------------------------------
+
+
+def test_forecasts_come_back_and_are_replaced_by_job_and_entry(store: Store):
+    first = Forecast(job=1, entered_ms=5, made_ms=10, p20_ms=20, p50_ms=None, p80_ms=None)
+    again = msgspec.structs.replace(first, entered_ms=6, made_ms=30, p50_ms=40, p80_ms=1 << 50)
+    with store.write() as tx:
+        tx.put_forecasts([first, again])
+    with store.write() as tx:
+        assert tx.open_forecasts() == [first, again]
+        tx.put_forecasts([msgspec.structs.replace(first, started_ms=25, after=9)])
+    with store.read() as tx:
+        assert tx.open_forecasts() == [again]
+        assert tx.forecasts(since_ms=11) == [again]
+        assert tx.forecasts(since_ms=0)[0].started_ms == 25
+
+
+def test_ended_attempts_are_the_newest_in_order_of_their_end(store: Store):
+    ends = {1: 50, 2: 30, 3: None, 4: 40}
+    with store.write() as tx:
+        tx.add_jobs([job(i) for i in ends])
+        for i, ended_ms in ends.items():
+            tx.add_attempts([attempt(i, 1, gpus=(i,), ended_ms=ended_ms)])
+    with store.read() as tx:
+        assert [a.job for a in tx.ended_attempts(after_ms=0)] == [2, 4, 1]
+        assert [a.job for a in tx.ended_attempts(after_ms=30)] == [4, 1]
+        assert [a.job for a in tx.ended_attempts(after_ms=0, limit=2)] == [4, 1]
 
 
 def test_personal_queue_is_in_the_users_order(store: Store):

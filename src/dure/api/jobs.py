@@ -24,7 +24,7 @@ from dure.core.model import (
     TierId,
     UserId,
 )
-from dure.engine import commands, preview, queries
+from dure.engine import commands, preview, queries, waiting
 from dure.ports import JobFilter
 
 C = ErrorCode
@@ -233,7 +233,7 @@ def rerun_job(call: Call, job: int) -> Reply:
 @routes.add("GET", "/v1/jobs/{job}/why", wire.WhyOut, refuses=SEE)
 def why_job(call: Call, job: int) -> Reply:
     """Say why a job waits, from the planner itself."""
-    return Reply(queries.why(call.engine, call.actor, call.lang, JobId(job)))
+    return Reply(waiting.why(call.engine, call.actor, call.lang, JobId(job)))
 
 
 @routes.add("GET", "/v1/jobs/{job}/attempts", wire.AttemptList, refuses=SEE)
@@ -254,7 +254,7 @@ def list_events(call: Call, job: int, query: PageQuery) -> Reply:
 def preview_job(call: Call, body: wire.JobIn) -> Reply:
     """Say what a submit would do, or refuse what a submit would refuse; changes nothing."""
     asked = request_of(call, body)
-    return Reply(preview.preview(call.engine, call.actor, asked, hold=body.hold))
+    return Reply(preview.preview(call.engine, call.actor, asked, call.lang, hold=body.hold))
 
 
 @routes.add("GET", "/v1/me/queue", wire.PersonalQueueOut)

@@ -11,7 +11,7 @@ from dure.api.jobs import PageQuery, next_link
 from dure.api.routing import Call, Reply, Routes
 from dure.core.errors import ErrorCode
 from dure.core.model import NodeId, Tier, TierId
-from dure.engine import admin, poolview, queries, render
+from dure.engine import admin, forecast, poolview, queries, render
 
 C = ErrorCode
 routes = Routes("pool")
@@ -109,6 +109,25 @@ def remove_tier(call: Call, tier: str) -> Reply:
     """Remove a tier that no node has."""
     admin.remove_tier(call.engine, call.actor.name, TierId(tier), call.expectation.check)
     return Reply()
+
+
+# -- forecasts -----------------------------------------------------------------------
+
+
+@routes.add("GET", "/v1/forecasts/calibration", wire.CalibrationOut, access=Access.ADMIN)
+def show_calibration(call: Call) -> Reply:
+    """Show how often starts of the last 30 days fell inside their forecast band."""
+    score = forecast.calibrated(call.engine)
+    return Reply(
+        wire.CalibrationOut(
+            scored=score.scored,
+            inside=score.inside,
+            early=score.early,
+            late=score.late,
+            inside_share=score.inside_share,
+            days=forecast.SCORED_FOR_MS // 86_400_000,
+        )
+    )
 
 
 # -- nodes ---------------------------------------------------------------------------

@@ -69,6 +69,8 @@ class WaitLine:
     @staticmethod
     def _sentence(why: wire.WhyOut) -> str:
         reason = why.reason.text if why.reason else ""
+        if why.eta is not None:
+            reason = f"{reason} {say('expected', when=why.eta.text)}"
         if why.rank is not None:
             return say("waiting_rank", id=why.job, rank=why.rank, reason=reason)
         return say("waiting", id=why.job, state=why.state_text, reason=reason)

@@ -7,7 +7,16 @@ import click
 from dure import wire
 from dure.cli.app import App, pass_app
 from dure.cli.exits import clean, note
-from dure.cli.output import Column, DataCommand, Output, data_options, gpus, on_terminal, show_table
+from dure.cli.output import (
+    Column,
+    DataCommand,
+    Output,
+    data_options,
+    gpus,
+    on_terminal,
+    show_table,
+    when,
+)
 from dure.cli.refs import JobRef, resolve_one
 from dure.cli.texts import say
 from dure.core.messages import duration
@@ -42,11 +51,19 @@ def queue(
         Column("user", lambda r: r.user),
         Column("gpu", lambda r: gpus(r.num_gpus, r.min_vram_gb, r.tiers)),
         Column("wait", lambda r: duration(r.waited_s, lang), right=True),
+        Column("eta", lambda r: _eta(r, line.as_of_ms, lang), right=True),
         Column("reason", _reason, flex=True),
     ]
     out.rows(rows, columns, lambda r: r.job)
     if not (out.json or out.quiet):
         _foot(line, len(rows))
+
+
+def _eta(row: wire.QueueRow, as_of_ms: int, lang: str) -> str:
+    """The median; the band stands in `dure why`."""
+    if row.eta is None or row.eta.p50_ms is None:
+        return ""
+    return "~" + duration(max(0, row.eta.p50_ms - as_of_ms) / 1000, lang)
 
 
 def _reason(row: wire.QueueRow) -> str:
@@ -91,6 +108,9 @@ def why(app: App, job: str, out: Output) -> None:
         ("reason", seen.reason.text if seen.reason else say("ended_state")),
         *[("reason", more.text) for more in seen.more],
         ("ahead", ", ".join(seen.ahead_labs)),
+        ("eta", seen.eta.text if seen.eta else ""),
+        *[("sooner", hint.text) for hint in seen.sooner],
+        *[("moved", change.text) for change in seen.changes],
     ]
     out.one(seen, pairs, seen.reason.code if seen.reason else seen.state.value)
     if out.json or out.quiet or not seen.placements:
@@ -100,6 +120,7 @@ def why(app: App, job: str, out: Output) -> None:
         Column("tier", lambda p: p.tier),
         Column("idle", lambda p: f"{p.idle}/{p.capacity}", right=True),
         Column("fits", lambda p: "✓" if p.fits and p.in_service else "–"),
+        Column("free_at", lambda p: when(p.free_at_ms), right=True),
         Column("lacks", lambda p: p.lacks, flex=True),
     ]
     click.echo("")

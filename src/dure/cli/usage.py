@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import click
 
 from dure import wire
 from dure.cli.app import App, pass_app
+from dure.cli.exits import note
 from dure.cli.output import Column, DataCommand, Output, data_options, when
+from dure.cli.texts import say
+from dure.core.model import CHARGED, LedgerKind
 
 TFLOP_S_PER_HOUR = 297_360
 """An hour of an RTX 4090: 82.6 TFLOPS × 3600 s."""
@@ -39,6 +44,8 @@ def usage(app: App, lab: str | None, ledger: bool, out: Output) -> None:
     seen = app.client.usage(lab, limit=None if ledger or out.json else 1)
     if ledger:
         out.rows(seen.lines, _LEDGER, lambda item: item.job)
+        if not (out.json or out.quiet):
+            _reconcile(seen)
         return
     parts = [
         ("usage", seen.usage_tflop_s),
@@ -50,6 +57,14 @@ def usage(app: App, lab: str | None, ledger: bool, out: Output) -> None:
     pairs = [("lab", seen.lab), ("as_of", when(seen.as_of_ms))]
     pairs += [(key, f"{hours(value)} 4090-h = {plain(value)} TFLOP-s") for key, value in parts]
     out.one(seen, pairs, seen.lab)
+
+
+def _reconcile(seen: wire.UsageOut) -> None:
+    """Add up the charged lines beside what the account says."""
+    lines = sum(Decimal(x.cost_tflop_s) for x in seen.lines if LedgerKind(x.kind) in CHARGED)
+    agree = lines == Decimal(seen.charged_tflop_s)
+    verdict = say("reconciles" if agree else "differs")
+    note(say("ledger_sum", lines=f"{lines:,}", charged=seen.charged_tflop_s, verdict=verdict))
 
 
 _LABS = [

@@ -74,6 +74,10 @@ class SiteCalls(Calls):
 
     # -- administration --
 
+    def calibration(self) -> wire.CalibrationOut:
+        """How often starts fell inside their forecast band; administrators only."""
+        return self._get(wire.CalibrationOut, "/v1/forecasts/calibration")
+
     def set_phase(self, phase: Phase) -> Phase:
         """Start (DRAINING) or end (NORMAL) a maintenance."""
         body = wire.MaintenanceIn(phase=phase)

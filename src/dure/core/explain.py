@@ -31,6 +31,8 @@ class PlacementNote(Value, frozen=True, kw_only=True):
     in_service: bool
     fits: bool
     lacks: str = ""
+    free_at_ms: int | None = None
+    """When enough of it is expected to be free for the job; None: now, never or unknown."""
 
 
 class Explanation(Value, frozen=True, kw_only=True):

@@ -117,6 +117,42 @@ REASONS: dict[R, Text] = {
     ),
 }
 
+HINTS: dict[str, Text] = {
+    "num_gpus": (
+        "With {value} instead of {asked} GPUs it starts now on {node} ({tier}).",
+        "GPU {asked}장 대신 {value}장이면 {node}({tier})에서 바로 시작합니다.",
+    ),
+    "tiers": (
+        "Without the choice of GPU models it starts now on {node} ({tier}).",
+        "GPU 모델을 지정하지 않으면 {node}({tier})에서 바로 시작합니다.",
+    ),
+    "node": (
+        "Without the choice of a node it starts now on {node} ({tier}).",
+        "노드를 지정하지 않으면 {node}({tier})에서 바로 시작합니다.",
+    ),
+    "min_vram_gb": (
+        "With a smaller GPU memory it starts now on {node} ({tier}).",
+        "GPU 메모리 요구를 낮추면 {node}({tier})에서 바로 시작합니다.",
+    ),
+}
+
+RANK_CHANGES: dict[str, Text] = {
+    "own": (
+        "Its own lab was charged {cost} TFLOP-s for job {job} {ago} ago: it moved back.",
+        "{ago} 전 같은 연구실의 작업 {job}에 {cost} TFLOP-s가 청구되어 뒤로 갔습니다.",
+    ),
+    "passed": (
+        "{lab} was charged {cost} TFLOP-s for job {job} {ago} ago: it now stands behind.",
+        "{ago} 전 {lab}의 작업 {job}에 {cost} TFLOP-s가 청구되어 {lab}이(가) 뒤로 갔습니다.",
+    ),
+}
+
+ETA: dict[str, Text] = {
+    "band": ("in about {p50} ({p20} to {p80})", "약 {p50} 뒤({p20}~{p80})"),
+    "open": ("in {p20} at the earliest", "빨라야 {p20} 뒤"),
+    "after": ("{when}, when job {after} ends", "{when}, 작업 {after}이(가) 끝나면"),
+}
+
 E = ErrorCode
 ERRORS: dict[ErrorCode, tuple[Text, Text]] = {
     E.INVALID_REQUEST: (

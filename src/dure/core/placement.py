@@ -142,6 +142,16 @@ class Pool:
         self._ordered: tuple[PlacementView, ...] | None = ()
         self._penalised = False
 
+    def copy(self) -> Pool:
+        """A pool of its own with the same tiers, nodes and leases, to try things out on."""
+        made = Pool()
+        made.tiers, made.nodes = dict(self.tiers), dict(self.nodes)
+        made.leases, made.replicas = dict(self.leases), dict(self.replicas)
+        made._used = {node: set(used) for node, used in self._used.items()}
+        made._views, made._stale = dict(self._views), set(self._stale)
+        made._ordered, made._penalised = self._ordered, self._penalised
+        return made
+
     def put_tier(self, tier: Tier) -> None:
         """Add or replace a tier."""
         self.tiers[tier.name] = tier

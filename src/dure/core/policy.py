@@ -50,6 +50,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     slots_per_user: Annotated[
         int, Meta(ge=1, description="promoted or running jobs of one user (P-2 stage)")
     ] = 4
+    slots_borrow: Annotated[
+        bool,
+        Meta(description="promote beyond the slots while a GPU would stay idle (I6's exception)"),
+    ] = False
     waiting_per_user: Annotated[
         int, Meta(ge=1, description="waiting jobs of one user; above it 429 QUEUE_LIMIT")
     ] = 1000
@@ -161,9 +165,11 @@ _HOUR_S = 3600.0
 BALANCED = Policy(
     profile=Profile.BALANCED,
     charging=Charging.LOOKAHEAD,
+    lookahead_s=48 * _HOUR_S,
     placement_order=PlacementOrder.SMALLEST_FITTING_TIER,
+    slots_borrow=True,
     keep_blocks=True,
-    block_margin=0.25,
+    block_margin=0.15,
     # Reservations of rank 1 are broken by nearly every end of a job once many labs are
     # active; age gives the guarantee instead (docs/adr/0005).
     reserve_min_gpus=9,

@@ -15,6 +15,7 @@ from dure.core.plan import Plan, Snapshot
 from dure.core.retry import waited
 from dure.core.scheduler import plan
 from dure.engine.applier import apply
+from dure.engine.borrowing import lend_a_slot
 from dure.engine.engine import Engine
 from dure.engine.reconciler import collect, reconcile, record_refusals
 from dure.engine.work import Work, any_fit
@@ -97,7 +98,7 @@ class Controller:
             seen = collect(self.engine, self._cursors)
             done = self._cycle()
             kept += done
-            if not done and not seen:
+            if not done and not seen and not lend_a_slot(self.engine):
                 self._advance_phase()
                 return kept
 

@@ -10,6 +10,7 @@ from dure.core.maintenance import Action, gate
 from dure.core.model import Job, JobId, NodeId, Role, User
 from dure.core.policy import Policy
 from dure.engine.faultpoints import reached
+from dure.engine.outlook import Outlook
 from dure.engine.work import Work
 from dure.engine.world import World
 from dure.ports import Clock, ComputeBackend, LeaseKey, StopKind, StopOrder, Store
@@ -30,6 +31,7 @@ class Engine:
         self.policy = policy
         self.backends = dict(backends)
         self.world = World(policy)
+        self.outlook = Outlook()
         self._hint: Callable[[], None] = lambda: None
         with store.read() as tx:
             self.world.load(tx, clock.now_ms())

@@ -11,6 +11,8 @@ USE_CASES = ("submit", "cancel", "hold", "release", "retry", "edit", "reorder", 
 POINTS = (
     *(f"{case}.{side}_commit" for case in USE_CASES for side in ("before", "after")),
     "cancel.after_stop",
+    "lend.before_commit",
+    "lend.after_commit",
     "presence.before_commit",
     "presence.after_commit",
     "dispatch.before_commit",

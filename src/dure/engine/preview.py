@@ -11,7 +11,7 @@ from dure.core.model import JobId, JobRequest, JobState, JobView, Lab, User
 from dure.core.placement import PlacementView, failed_constraint
 from dure.core.plan import Dispatch, Snapshot
 from dure.core.scheduler import plan
-from dure.engine import render
+from dure.engine import forecast, render
 from dure.engine.commands import check_request, narrowest, request_shape
 from dure.engine.engine import Engine
 from dure.engine.queries import slots_of
@@ -23,7 +23,7 @@ WHAT_IF = JobId((1 << 63) - 1)
 
 
 def preview(
-    engine: Engine, actor: User, request: JobRequest, *, hold: bool = False
+    engine: Engine, actor: User, request: JobRequest, lang: str, *, hold: bool = False
 ) -> wire.PreviewOut:
     """Say what a submit would do, or raise what it would raise. Nothing changes."""
     now_ms = engine.clock.now_ms()
@@ -40,7 +40,8 @@ def preview(
         )
         if tx.waiting_count(actor.name) >= most:
             raise DureError(ErrorCode.QUEUE_LIMIT, limit=most)
-    snapshot, rank = _imagine(engine, actor, request, now_ms)
+    imagined = _view(actor, request, now_ms)
+    snapshot, rank = _imagine(engine, imagined)
     shape = request_shape(request)
     made = plan(snapshot, engine.policy)
     planned = any(isinstance(d, Dispatch) and d.job == WHAT_IF for d in made.decisions)
@@ -57,7 +58,13 @@ def preview(
         lab_usage_tflop_s=render.usage(
             lab or Lab(name=request.lab), now_ms, engine.policy.half_life_ms
         ),
+        eta=None if planned or not free else _eta(engine, imagined, now_ms, lang),
     )
+
+
+def _eta(engine: Engine, imagined: JobView, now_ms: int, lang: str) -> wire.EtaOut | None:
+    """When the job would start, if it got a slot at once."""
+    return render.eta_out(forecast.imagined(engine, imagined), lang, now_ms)
 
 
 def _fitting(view: PlacementView) -> wire.PlacementNoteOut:
@@ -73,11 +80,8 @@ def _fitting(view: PlacementView) -> wire.PlacementNoteOut:
     )
 
 
-def _imagine(
-    engine: Engine, actor: User, request: JobRequest, now_ms: int
-) -> tuple[Snapshot, int | None]:
-    """Snapshot and rank with the job in the line; it leaves before anybody can see it."""
-    imagined = JobView(
+def _view(actor: User, request: JobRequest, now_ms: int) -> JobView:
+    return JobView(
         id=WHAT_IF,
         lab=request.lab,
         user=actor.name,
@@ -85,6 +89,10 @@ def _imagine(
         shape=request_shape(request),
         entered_ms=now_ms,
     )
+
+
+def _imagine(engine: Engine, imagined: JobView) -> tuple[Snapshot, int | None]:
+    """Snapshot and rank with the job in the line; it leaves before anybody can see it."""
     world = engine.world
     with world.lock:
         world.index.put(imagined)

@@ -18,7 +18,6 @@ from dure.core.errors import DureError, ErrorCode
 from dure.core.explain import Slots, explain
 from dure.core.model import (
     CHARGED,
-    WAITING,
     Attempt,
     Job,
     JobId,
@@ -139,30 +138,6 @@ def events(
     )
 
 
-def why(engine: Engine, actor: User, lang: str, job_id: JobId) -> wire.WhyOut:
-    """Say why a job waits, by the planner's own code."""
-    with engine.store.read() as tx:
-        found = seen(tx, actor, job_id)
-        slots = slots_of(engine, tx, tx.user(found.user) or actor)
-    now_ms = engine.clock.now_ms()
-    words = render.state_words(found, lang, now_ms)
-    if found.state not in WAITING:
-        return wire.WhyOut(job=found.id, state=found.state, state_text=words, reason=None)
-    world = engine.world
-    with world.lock:
-        told = explain(found, world.index, world.pool, world.phase, slots, engine.policy)
-    return wire.WhyOut(
-        job=found.id,
-        state=found.state,
-        state_text=words,
-        reason=render.reason_out(told.reason, lang),
-        more=[render.reason_out(r, lang) for r in told.more],
-        rank=told.rank,
-        ahead_labs=list(told.ahead_labs),
-        placements=[render.note_out(n) for n in told.placements],
-    )
-
-
 def slots_of(engine: Engine, tx: Reads, user: User) -> Slots:
     """Slots of a user, in use and allowed."""
     return Slots(
@@ -272,6 +247,7 @@ def _row(engine: Engine, lang: str, found: Job, rank: int | None, now_ms: int) -
         lab_usage_tflop_s=render.usage(lab, now_ms, engine.policy.half_life_ms),
         reservation=render.reservation_out(found.reservation),
         reason=render.reason_out(told.reason, lang),
+        eta=render.eta_out(engine.outlook.forecasts.get(found.id), lang, now_ms),
     )
 
 

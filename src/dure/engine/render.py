@@ -16,7 +16,8 @@ from dure.core.errors import DureError, ErrorCode
 from dure.core.events import Event
 from dure.core.explain import PlacementNote
 from dure.core.fairshare import decayed_micro
-from dure.core.messages import EVENTS, REASONS, duration, job_error_text, say, state_text
+from dure.core.forecast import Forecast
+from dure.core.messages import ETA, EVENTS, REASONS, duration, job_error_text, say, state_text
 from dure.core.model import (
     ACTIVE,
     CHARGED,
@@ -119,6 +120,28 @@ def moment(at_ms: int) -> str:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (OverflowError, ValueError):
         return str(at_ms)
+
+
+def eta_out(made: Forecast | None, lang: str, now_ms: int) -> wire.EtaOut | None:
+    """Render a forecast; a band whose late end is unknown says only the early one."""
+    if made is None:
+        return None
+    spoken: dict[str, object] = {
+        name: duration(max(0, at_ms - now_ms) / 1000, lang)
+        for name in ("p20", "p50", "p80")
+        if (at_ms := getattr(made, f"{name}_ms")) is not None
+    }
+    text = say(ETA["band" if "p80" in spoken else "open"], lang, spoken)
+    if made.after is not None:
+        text = say(ETA["after"], lang, {"when": text, "after": made.after})
+    return wire.EtaOut(
+        p20_ms=made.p20_ms,
+        p50_ms=made.p50_ms,
+        p80_ms=made.p80_ms,
+        made_ms=made.made_ms,
+        text=text,
+        after=made.after,
+    )
 
 
 def note_out(note: PlacementNote) -> wire.PlacementNoteOut:

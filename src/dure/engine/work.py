@@ -197,6 +197,10 @@ class Work:
             if promoted is not None:
                 free -= 1
 
+    def lend(self, job: Job) -> Job | None:
+        """Promote one job beyond its user's slots (`slots_borrow`)."""
+        return self._promoted(job)
+
     def _promoted(self, job: Job) -> Job | None:
         shape_fits = any_fit(job, self.context)
         if not shape_fits:

@@ -183,6 +183,39 @@ class PlacementNoteOut(Out, frozen=True, kw_only=True):
     in_service: bool
     fits: bool
     lacks: str = ""
+    free_at_ms: int | None = None
+
+
+class EtaOut(Out, frozen=True, kw_only=True):
+    """When a job may start: a band from rehearsals over past run times; null: unknown."""
+
+    p20_ms: int
+    p50_ms: int | None
+    p80_ms: int | None
+    made_ms: int
+    text: str
+    after: int | None = None
+
+
+class HintOut(Out, frozen=True, kw_only=True):
+    """A change of the request (`dure edit`) with which the job would start now."""
+
+    change: str
+    value: Param
+    node: str
+    tier: str
+    text: str
+
+
+class RankChangeOut(Out, frozen=True, kw_only=True):
+    """A charge that moved the job's lab in the line."""
+
+    lab: str
+    job: int
+    at_ms: int
+    charged_tflop_s: str
+    own: bool
+    text: str
 
 
 class WhyOut(Out, frozen=True, kw_only=True):
@@ -196,6 +229,9 @@ class WhyOut(Out, frozen=True, kw_only=True):
     rank: int | None = None
     ahead_labs: list[str] = []
     placements: list[PlacementNoteOut] = []
+    eta: EtaOut | None = None
+    sooner: list[HintOut] = []
+    changes: list[RankChangeOut] = []
 
 
 class AttemptOut(Out, frozen=True, kw_only=True):

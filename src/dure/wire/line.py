@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dure.core.model import JobState, Phase
 from dure.wire.fields import Out
-from dure.wire.jobs import PlacementNoteOut, ReasonOut, ReservationOut
+from dure.wire.jobs import EtaOut, PlacementNoteOut, ReasonOut, ReservationOut
 
 
 class QueueRow(Out, frozen=True, kw_only=True):
@@ -23,6 +23,7 @@ class QueueRow(Out, frozen=True, kw_only=True):
     lab_usage_tflop_s: str
     reservation: ReservationOut | None
     reason: ReasonOut
+    eta: EtaOut | None = None
 
 
 class LabLine(Out, frozen=True, kw_only=True):
@@ -75,3 +76,15 @@ class PreviewOut(Out, frozen=True, kw_only=True):
     slots_limit: int
     cost_per_hour_tflop_s: dict[str, str]
     lab_usage_tflop_s: str
+    eta: EtaOut | None = None
+
+
+class CalibrationOut(Out, frozen=True, kw_only=True):
+    """GET /v1/forecasts/calibration: how often starts fell inside their P20-P80 band."""
+
+    scored: int
+    inside: int
+    early: int
+    late: int
+    inside_share: float | None
+    days: int

@@ -21,6 +21,7 @@ from dure.core.model import Node, Tier, UserId
 from dure.engine import admin
 from dure.engine.controller import Controller
 from dure.engine.engine import Engine
+from dure.engine.forecast import Lookout
 from dure.ports import ComputeBackend, Store
 from dure.settings import Settings
 from dure.wiring.tiers import declared, missing_tiers
@@ -47,6 +48,7 @@ class Installation:
         self.engine = Engine(self.store, self.clock, settings.policy, self.backends)
         engine = settings.engine
         self.controller = Controller(self.engine, engine.sweep_s, engine.idempotency_s)
+        self.lookout = Lookout(self.engine)
 
     def _local(self) -> LocalBackend:
         node = self.settings.node
@@ -97,6 +99,7 @@ class Installation:
 
     def close(self) -> None:
         """Stop what runs here; jobs go on under their supervisors."""
+        self.lookout.stop()
         self.controller.stop()
         for backend in self.backends.values():
             backend.close()

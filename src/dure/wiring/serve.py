@@ -103,6 +103,7 @@ def serve(settings: Settings) -> int:
             lifespan="on",
         )
         installation.controller.start()
+        installation.lookout.start()
         (installation.state_dir / "server.pid").write_text(f"{os.getpid()}\n")
         address_file = installation.state_dir / "server.url"
         server = Server(config, address_file, app.state.api.stop_streams)

@@ -15,6 +15,7 @@ import msgspec
 
 from dure.core.errors import DureError, ErrorCode
 from dure.core.events import Event
+from dure.core.forecast import Forecast
 from dure.core.model import (
     SLOT_STATES,
     TERMINAL,
@@ -48,6 +49,7 @@ _TABLES = (
     "nodes",
     "tokens",
     "replays",
+    "forecasts",
     "facts",
     "events",
     "by_user",
@@ -181,6 +183,11 @@ class _Tx:
     def all_attempts(self) -> Iterator[Attempt]:
         return iter(sorted(self._all("attempts"), key=lambda a: (a.job, a.epoch)))
 
+    def ended_attempts(self, *, after_ms: int, limit: int = 5000) -> list[Attempt]:
+        ended = [a for a in self._all("attempts") if (a.ended_ms or 0) > after_ms]
+        ended.sort(key=lambda a: (-(a.ended_ms or 0), a.job, a.epoch))
+        return ended[:limit][::-1]
+
     def add_attempts(self, attempts: Sequence[Attempt]) -> None:
         for a in attempts:
             for gpu in a.gpus:
@@ -290,6 +297,17 @@ class _Tx:
 
     def put_replay(self, replay: Replay) -> None:
         self._put("replays", (replay.user, replay.key), replay)
+
+    def put_forecasts(self, forecasts: Sequence[Forecast]) -> None:
+        for made in forecasts:
+            self._put("forecasts", (made.job, made.entered_ms), made)
+
+    def open_forecasts(self) -> list[Forecast]:
+        return [f for f in self.forecasts(since_ms=0) if f.started_ms is None]
+
+    def forecasts(self, *, since_ms: int) -> list[Forecast]:
+        found = (f for f in self._all("forecasts") if f.made_ms >= since_ms)
+        return sorted(found, key=lambda f: (f.made_ms, f.job))
 
     def forget_replays(self, before_ms: int) -> None:
         for old in self._all("replays"):

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Select, Table, bindparam, func, select, tuple
 
 from dure.adapters.store import rows, schema
 from dure.core.events import Event
+from dure.core.forecast import Forecast
 from dure.core.model import (
     SLOT_STATES,
     TERMINAL,
@@ -60,6 +61,15 @@ _TOKEN = select(schema.tokens.c.body).where(schema.tokens.c.digest == bindparam(
 _TOKENS = select(schema.tokens.c.body).where(schema.tokens.c.user == bindparam("user"))
 _REPLAY = select(schema.replays).where(
     schema.replays.c.user == bindparam("user"), schema.replays.c.key == bindparam("key")
+)
+_f = schema.forecasts.c
+_FORECAST = select(*(_f[name] for name in rows.FORECAST)).order_by(_f.made_ms, _f.job)
+_OPEN_FORECASTS = _FORECAST.where(_f.started_ms.is_(None))
+_FORECASTS = _FORECAST.where(_f.made_ms >= bindparam("since"))
+_ENDED = (
+    _ATTEMPT.where(_a.ended_ms > bindparam("after"))
+    .order_by(_a.ended_ms.desc(), _a.job, _a.epoch)
+    .limit(bindparam("limit"))
 )
 _FACT = select(schema.facts.c.value).where(schema.facts.c.key == bindparam("key"))
 _BODIES = {
@@ -176,6 +186,16 @@ class ReadTx:
         while page := list(map(rows.attempt_of, self._rows(_ATTEMPTS_PAGE, job=job, epoch=epoch))):
             yield from page
             job, epoch = page[-1].job, page[-1].epoch
+
+    def ended_attempts(self, *, after_ms: int, limit: int = 5000) -> list[Attempt]:
+        newest = self._rows(_ENDED, after=after_ms, limit=limit)
+        return [rows.attempt_of(row) for row in newest][::-1]
+
+    def open_forecasts(self) -> list[Forecast]:
+        return [rows.forecast_of(row) for row in self._rows(_OPEN_FORECASTS)]
+
+    def forecasts(self, *, since_ms: int) -> list[Forecast]:
+        return [rows.forecast_of(row) for row in self._rows(_FORECASTS, since=since_ms)]
 
     def ledger(
         self, *, lab: LabId | None = None, job: JobId | None = None, since_ms: int = 0

@@ -12,8 +12,10 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from dure.core.events import Event
+from dure.core.forecast import Forecast
 from dure.core.model import (
     Attempt,
     Job,
@@ -280,6 +282,20 @@ def event_row(event: Event) -> tuple[Any, ...]:
         event.actor,
         body(event),
     )
+
+
+FORECAST = Forecast.__struct_fields__
+"""A forecast's fields are its columns; job and time of entry are the key."""
+
+
+def forecast_row(made: Forecast) -> tuple[Any, ...]:
+    """A forecast as values for `FORECAST`."""
+    return astuple(made)
+
+
+def forecast_of(row: Row) -> Forecast:
+    """A forecast from the columns of `FORECAST`."""
+    return Forecast(**dict(zip(FORECAST, row, strict=True)))
 
 
 def replay_of(row: Row) -> Replay:

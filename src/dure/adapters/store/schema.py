@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-HEAD = "0001"
+HEAD = "0002"
 """Newest revision under `migrations/versions`; revisions sort as text."""
 
 
@@ -119,6 +119,7 @@ attempts = Table(
         sqlite_where=text("freed_ms IS NULL"),
         postgresql_where=text("freed_ms IS NULL"),
     ),
+    Index("attempts_by_ended", "ended_ms"),
     sqlite_with_rowid=False,
 )
 
@@ -208,6 +209,28 @@ replays = Table(
     Column("response", LargeBinary, nullable=False),
     PrimaryKeyConstraint("user", "key"),
     Index("replays_by_created", "created_ms"),
+)
+
+forecasts = Table(
+    "forecasts",
+    metadata,
+    Column("job", BigInteger, nullable=False),
+    Column("entered_ms", BigInteger, nullable=False),
+    Column("made_ms", BigInteger, nullable=False),
+    Column("p20_ms", BigInteger, nullable=False),
+    Column("p50_ms", BigInteger),
+    Column("p80_ms", BigInteger),
+    Column("after", BigInteger),
+    Column("started_ms", BigInteger),
+    PrimaryKeyConstraint("job", "entered_ms"),
+    Index("forecasts_by_made", "made_ms"),
+    Index(
+        "forecasts_open",
+        "job",
+        sqlite_where=text("started_ms IS NULL"),
+        postgresql_where=text("started_ms IS NULL"),
+    ),
+    sqlite_with_rowid=False,
 )
 
 facts = Table(

@@ -63,6 +63,7 @@ class Statements:
             ("user", "key", "fingerprint", "created_ms", "response"),
             ("user", "key"),
         )
+        self.put_forecasts = self._upsert(schema.forecasts, rows.FORECAST, rows.FORECAST[:2])
         self.put_fact = self._upsert(schema.facts, ("key", "value"), ("key",))
 
     def _insert(self, table: Table, columns: Iterable[str]) -> Statement:

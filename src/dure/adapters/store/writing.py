@@ -17,6 +17,7 @@ from dure.adapters.store import rows, schema
 from dure.adapters.store.reading import ReadTx
 from dure.adapters.store.statements import Statements
 from dure.core.events import Event
+from dure.core.forecast import Forecast
 from dure.core.model import (
     WAITING,
     Attempt,
@@ -203,6 +204,9 @@ class WriteTx(ReadTx):
             self._conn,
             [(replay.user, replay.key, replay.fingerprint, replay.created_ms, replay.response)],
         )
+
+    def put_forecasts(self, forecasts: Sequence[Forecast]) -> None:
+        self._do.put_forecasts.many(self._conn, [rows.forecast_row(f) for f in forecasts])
 
     def forget_replays(self, before_ms: int) -> None:
         self._conn.execute(delete(schema.replays).where(schema.replays.c.created_ms < before_ms))

@@ -13,6 +13,7 @@ _VERBS = {
     "user": ("ls", "set"),
     "token": ("ls", "new", "rm"),
     "maintenance": ("status", "start", "end"),
+    "forecast": ("score",),
 }
 
 
@@ -38,5 +39,6 @@ lab = group_of("lab", "Labs: weight and limits.")
 user = group_of("user", "People: lab, role, limits.")
 token = group_of("token", "API tokens.")
 maintenance = group_of("maintenance", "Hold the queue for a maintenance.")
+forecast = group_of("forecast", "How well expected starts came true.")
 for _noun in _VERBS:
     admin.add_lazy(_noun, f"dure.cli.admin.root:{_noun}", section="other")

@@ -1,0 +1,319 @@
+"""What a waiting person is told: when, what would help, what moved the job; slots that lend."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from dure.core.forecast import NEVER_MS, Forecast, calibration, forecast, share_of
+from dure.core.model import Role, User
+from dure.core.policy import Policy
+from dure.core.rehearsal import Start
+from dure.core.runtimes import RunTimes
+from dure.engine import preview, waiting
+from dure.engine.forecast import PERIOD_MS, calibrated, look_ahead
+from tests.core.build import R3080TI, R4090, node, place, request
+from tests.story import HOUR, Story
+
+PLACE = place("n1", R4090)
+
+
+def why(s: Story, name: str, lang: str = "en"):
+    return waiting.why(s.engine, s.user("root"), lang, s.jobs[name])
+
+
+def minutes(s: Story, at_ms: int | None) -> float | None:
+    return None if at_ms is None else round((at_ms - s.clock.now_ms()) / 60_000, 1)
+
+
+# -- run times -----------------------------------------------------------------------
+
+
+def test_run_times_are_of_the_same_person_and_size_where_there_are_enough() -> None:
+    times = RunTimes()
+    for run_ms in (100, 200, 300, 400, 500):
+        times.note("kim", "BCG", 1, run_ms)
+    for run_ms in (7000, 8000, 9000):
+        times.note("lee", "KDG", 2, run_ms)
+    assert times.quantile_ms("kim", "BCG", 1, share=0.5) == 300
+    assert times.quantile_ms("kim", "BCG", 4, share=0.5) == 300
+    assert times.quantile_ms("new", "KDG", 1, share=0.0) == 7000
+    assert times.quantile_ms("new", "NEW", 1, share=0.99) == 9000
+
+
+def test_a_run_that_has_outlived_the_others_is_expected_to_run_as_long_again() -> None:
+    times = RunTimes()
+    for run_ms in (100, 200, 300):
+        times.note("kim", "BCG", 1, run_ms)
+    assert times.quantile_ms("kim", "BCG", 1, share=0.0, elapsed_ms=150) == 200
+    assert times.quantile_ms("kim", "BCG", 1, share=0.5, elapsed_ms=400) == 800
+    assert times.quantile_ms("kim", "BCG", 1, share=0.5, elapsed_ms=400, limit_ms=500) == 500
+    assert times.quantile_ms("kim", "BCG", 1, share=0.9, limit_ms=250) == 250
+
+
+def test_with_nothing_known_only_a_time_limit_says_something() -> None:
+    assert RunTimes().quantile_ms("kim", "BCG", 1, share=0.5) is None
+    assert RunTimes().quantile_ms("kim", "BCG", 1, share=0.5, limit_ms=60) == 60
+
+
+def test_every_job_meets_every_stratum_once() -> None:
+    for job in (1, 2, 77):
+        shares = sorted(share_of(job, s, 11) for s in range(11))
+        assert shares == pytest.approx([(k + 0.5) / 11 for k in range(11)])
+    assert [share_of(1, s, 11) for s in range(11)] != [share_of(2, s, 11) for s in range(11)]
+
+
+# -- bands ---------------------------------------------------------------------------
+
+
+def test_a_band_is_open_where_somebody_s_end_is_unknown() -> None:
+    starts = [Start(at_ms=t, placement=PLACE, after=9) for t in (10, 20, 30, 40, 50)]
+    whole = forecast(1, 0, 0, starts)
+    assert (whole.p20_ms, whole.p50_ms, whole.p80_ms, whole.after) == (20, 30, 50, 9)
+    partly = forecast(1, 0, 0, [*starts[:3], None, Start(at_ms=NEVER_MS, placement=PLACE)])
+    assert (partly.p50_ms, partly.p80_ms) == (30, None)
+    assert forecast(1, 0, 0, [None, None]) is None
+
+
+def test_calibration_counts_what_came_true() -> None:
+    made = Forecast(job=1, entered_ms=0, made_ms=0, p20_ms=10, p50_ms=20, p80_ms=30)
+    came = [msgspec.structs.replace(made, started_ms=t) for t in (None, 0, 5, 10, 30, 31)]
+    score = calibration(came)
+    assert (score.scored, score.early, score.inside, score.late) == (4, 1, 2, 1)
+    assert score.inside_share == 0.5
+    assert calibration([]).inside_share is None
+
+
+def busy(**policy: object) -> Story:
+    """Two GPUs; three past runs of each lab: BCG's take 10 minutes, KDG's 30."""
+    s = Story(
+        [node("n1", (R4090, 2))],
+        labs={"BCG": 0.0, "KDG": 0.0},
+        policy=Policy(slots_per_user=100, **policy),
+    )
+    for i in range(3):
+        s.submit(f"b{i}", "BCG", run=600)
+        s.submit(f"k{i}", "KDG", run=1800)
+    s.wait(3 * HOUR)
+    return s
+
+
+def test_a_forecast_follows_past_runs_and_names_the_job_it_waits_for() -> None:
+    s = busy()
+    s.submit("x", "BCG", run=600)
+    s.submit("y", "KDG", run=1800)
+    s.wait(60)
+    s.submit("z", "BCG", run=600)
+    told = why(s, "z")
+    assert [minutes(s, t) for t in (told.eta.p20_ms, told.eta.p50_ms)] == [9.0, 9.0]
+    assert told.eta.after == s.jobs["x"]
+    assert told.eta.text == "in about 9m (9m to 9m), when job 7 ends"
+    assert why(s, "z", "ko").eta.text == "약 9분 뒤(9분~9분), 작업 7이(가) 끝나면"
+    free = next(p for p in told.placements if p.node == "n1")
+    assert minutes(s, free.free_at_ms) == 9.0
+
+
+def test_without_past_runs_or_limits_no_number_is_made_up() -> None:
+    s = Story([node("n1", (R4090, 1))])
+    s.submit("x", "BCG", run=600)
+    s.submit("y", "BCG", run=600)
+    told = why(s, "y")
+    assert told.eta is None
+    assert told.placements[0].free_at_ms is None
+
+
+def test_time_limits_alone_give_a_number() -> None:
+    s = Story([node("n1", (R4090, 1))])
+    s.submit("x", "BCG", run=600, time_limit_s=1200)
+    s.submit("y", "BCG", run=600)
+    assert minutes(s, why(s, "y").eta.p50_ms) == 20.0
+
+
+def test_forecasts_are_stored_once_and_scored_when_the_job_starts() -> None:
+    s = busy()
+    s.submit("x", "BCG", run=600)
+    s.submit("y", "KDG", run=1800)
+    s.submit("z", "BCG", run=600)
+    look_ahead(s.engine)
+    with s.store.read() as tx:
+        (first,) = tx.open_forecasts()
+    assert first.job == s.jobs["z"]
+    s.wait(PERIOD_MS / 1000 + 1)
+    look_ahead(s.engine)
+    with s.store.read() as tx:
+        assert tx.open_forecasts() == [first]
+    s.wait(HOUR)
+    look_ahead(s.engine)
+    with s.store.read() as tx:
+        assert tx.open_forecasts() == []
+    score = calibrated(s.engine)
+    assert (score.scored, score.inside) == (1, 1)
+
+
+def test_a_job_that_leaves_the_queue_unstarted_is_not_scored() -> None:
+    s = busy()
+    for name in ("x", "y", "z"):
+        s.submit(name, "BCG", run=600)
+    look_ahead(s.engine)
+    s.cancel("z")
+    s.wait(HOUR)
+    look_ahead(s.engine)
+    with s.store.read() as tx:
+        assert tx.open_forecasts() == []
+    assert calibrated(s.engine).scored == 0
+
+
+def test_looking_ahead_changes_nothing() -> None:
+    s = busy()
+    for name in ("x", "y", "z"):
+        s.submit(name, "BCG", 2, run=600)
+    before = s.order()
+    look_ahead(s.engine)
+    why(s, "z")
+    assert s.order() == before
+    s.check()
+
+
+def test_a_preview_says_when_it_would_start() -> None:
+    s = busy()
+    for name in ("x", "y"):
+        s.submit(name, "BCG", run=600)
+    asked = request(lab="BCG", num_gpus=1)
+    told = preview.preview(s.engine, s.user("bcg"), asked, "en")
+    assert not told.starts_now
+    assert minutes(s, told.eta.p50_ms) == 10.0
+    assert len(s.order()) == 0
+
+
+# -- what would help -----------------------------------------------------------------
+
+
+def test_fewer_gpus_that_start_now_are_named() -> None:
+    s = Story([node("n1", (R4090, 2)), node("n2", (R3080TI, 2))])
+    s.submit("one", "BCG", tiers=("RTX4090",))
+    s.submit("pair", "BCG", 2, tiers=("RTX4090",))
+    told = why(s, "pair")
+    found = {(h.change, h.value, h.node) for h in told.sooner}
+    # It holds the free GPU already; with one GPU, or on any model, it starts.
+    assert found == {("num_gpus", 1, "n1"), ("tiers", "", "n2")}
+    assert any("With 1 instead of 2 GPUs" in h.text for h in told.sooner)
+    assert all("바로 시작" in h.text for h in why(s, "pair", "ko").sooner)
+
+
+def test_a_hint_comes_true() -> None:
+    s = Story([node("n1", (R4090, 2)), node("n2", (R3080TI, 2))])
+    s.submit("one", "BCG", tiers=("RTX4090",))
+    s.submit("pair", "BCG", 2, tiers=("RTX4090",))
+    assert s.state("pair") == "GLOBAL_QUEUE_WAIT"
+    s.edit("pair", tiers=())
+    assert s.state("pair") == "RUNNING"
+
+
+def test_a_node_pin_and_a_large_memory_are_named() -> None:
+    s = Story([node("n1", (R4090, 1)), node("n2", (R4090, 1)), node("n3", (R3080TI, 1))])
+    s.submit("fill", "BCG", node="n1")
+    s.submit("pin", "BCG", node="n1")
+    assert [h.change for h in why(s, "pin").sooner] == ["node"]
+    s.submit("fill2", "BCG", node="n2")
+    s.submit("large", "BCG", min_vram_gb=20)
+    assert [(h.change, h.node) for h in why(s, "large").sooner] == [("min_vram_gb", "n3")]
+
+
+def test_nothing_helps_in_a_full_pool() -> None:
+    s = Story([node("n1", (R4090, 1))])
+    s.submit("a", "BCG")
+    s.submit("b", "BCG")
+    assert why(s, "b").sooner == []
+
+
+# -- what moved it -------------------------------------------------------------------
+
+
+def test_the_charge_that_moved_a_job_is_named() -> None:
+    s = Story([node("n1", (R4090, 2))], labs={"BCG": 100_000.0, "KDG": 150_000.0, "OSL": 0.0})
+    s.submit("long", "OSL", run=50 * HOUR)
+    s.submit("short", "BCG", run=1200)
+    s.submit("waits-b", "BCG")
+    s.submit("waits-k", "KDG")
+    assert s.order() == ["waits-b", "waits-k"]
+    s.wait(1199)
+    assert why(s, "waits-k").changes == []
+    s.say("BCG's job ends: 1200 s x 82.6 puts it behind KDG, and KDG's job starts")
+    s.wait(1)
+    (moved,) = why(s, "waits-b").changes
+    assert (moved.own, moved.lab, moved.job) == (True, "BCG", s.jobs["short"])
+    assert float(moved.charged_tflop_s) == 1200 * 82.6
+    assert "moved back" in moved.text
+
+
+def test_a_lab_that_fell_behind_is_named_to_whoever_passed_it() -> None:
+    s = Story([node("n1", (R4090, 2))], labs={"BCG": 100_000.0, "KDG": 150_000.0, "OSL": 0.0})
+    s.submit("long", "OSL", run=50 * HOUR)
+    s.submit("short", "BCG", run=1200)
+    s.submit("waits-b", "BCG")
+    s.submit("pair-k", "KDG", 2)
+    s.wait(1200)
+    (moved,) = why(s, "pair-k").changes
+    assert (moved.own, moved.lab) == (False, "BCG")
+    assert "now stands behind" in moved.text
+    assert "뒤로 갔습니다" in why(s, "pair-k", "ko").changes[0].text
+
+
+# -- slots that lend -----------------------------------------------------------------
+
+
+def lending(**policy: object) -> Story:
+    s = Story(
+        [node("n1", (R4090, 2)), node("n2", (R4090, 2))],
+        labs={"BCG": 0.0, "KDG": 0.0},
+        policy=Policy(slots_per_user=1, **policy),
+    )
+    with s.store.write() as tx:
+        tx.put_user(User(name="lee", lab="KDG", role=Role.MEMBER))
+    return s
+
+
+def test_a_limit_leaves_gpus_idle_unless_slots_lend() -> None:
+    for borrow, running in ((False, 1), (True, 4)):
+        s = lending(slots_borrow=borrow)
+        for i in range(5):
+            s.submit(f"j{i}", "BCG")
+        assert sum(s.state(f"j{i}") == "RUNNING" for i in range(5)) == running
+        s.check()
+
+
+def test_a_slot_is_lent_only_for_a_start() -> None:
+    """A pair that could not start at once stays where it is."""
+    s = lending(slots_borrow=True)
+    s.submit("a", "BCG", run=600)
+    s.submit("b", "BCG", run=1200)
+    s.submit("c", "BCG", run=3000)
+    s.submit("pair", "BCG", 2)
+    assert s.state("pair") == "PERSONAL_QUEUE_WAIT"
+    assert s.reason("pair") == "PERSONAL_LIMIT"
+    s.wait(1200)
+    assert s.state("pair") == "RUNNING"
+
+
+def test_the_next_job_of_the_least_lab_is_lent_first_and_debts_are_kept() -> None:
+    s = lending(slots_borrow=True)
+    s.submit("k0", "KDG", 2, run=600)
+    s.submit("b0", "BCG", 2, run=600)
+    s.submit("b1", "BCG", 2, run=600)
+    s.submit("k1", "KDG", 2, run=600)
+    s.submit("b2", "BCG", 2, run=600)
+    s.wait(600)
+    # Each has its own slot; nothing is idle, so nobody borrows.
+    assert [s.state(n) for n in ("b1", "k1", "b2")] == ["RUNNING", "RUNNING", "PERSONAL_QUEUE_WAIT"]
+    s.check()
+
+
+def test_nothing_is_lent_in_maintenance() -> None:
+    from dure.core.model import Phase
+
+    s = lending(slots_borrow=True)
+    s.submit("a", "BCG", 2)
+    s.submit("b", "BCG", 2, hold=True)
+    s.phase(Phase.DRAINING)
+    s.settle()
+    assert s.state("b") == "PERSONAL_QUEUE_WAIT"
