@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+TRACK  := .venv-track
 STATE  ?= var/server
 
 .PHONY: setup demo up down test lint format bench clean help
@@ -25,6 +26,12 @@ $(VENV)/.dev: $(VENV)/.demo requirements/dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
+$(TRACK)/.made: $(VENV)/.made requirements/track.txt sdk/pyproject.toml
+	$(PYTHON) -m venv $(TRACK)
+	$(TRACK)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/track.txt
+	$(TRACK)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e ./sdk
+	@touch $@
+
 demo: $(VENV)/.demo ## a real run of two labs' training jobs on this machine, ends by itself
 	$(BIN)/python tools/demo.py
 
@@ -36,7 +43,7 @@ down: ## stop the server that `make up` started; running jobs go on
 
 test: ## everything CI checks, with seconds per stage
 	@sh tools/test-packages.sh
-	@$(MAKE) --no-print-directory $(VENV)/.dev
+	@$(MAKE) --no-print-directory $(VENV)/.dev $(TRACK)/.made
 	$(BIN)/python tools/stages.py
 
 lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts
@@ -50,4 +57,4 @@ bench: $(VENV)/.dev ## all benchmarks; each prints one JSON object as its last l
 	@for b in bench/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 clean: ## remove what was built
-	rm -rf $(VENV) var .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRACK) var .mypy_cache .ruff_cache .hypothesis
