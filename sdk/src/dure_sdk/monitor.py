@@ -112,10 +112,11 @@ class Monitor:
             last_s = time.monotonic()
             # After a long pause of the process: no burst of samples for what was missed.
             due_s = max(due_s + self._plan.interval_s, last_s)
-        if count or time.monotonic() - last_s >= WARM_S:
+        if count or time.monotonic() - last_s >= min(WARM_S, self._plan.interval_s / 2):
             self._collect(built.monitors)
             self._publish(built)
         self._tag(self._verdict(built))
+        self._words(self._said(built, ended=True))
 
     def _collect(self, monitors: List[Renamed]) -> None:
         for monitor in monitors:
@@ -140,18 +141,17 @@ class Monitor:
                 self._failed(monitor, error)
             monitor.clear_metrics()
         kept = self._plan.keep(built, {k: v for k, v in values.items() if _finite(v)})
-        now_ms = int(time.time() * 1000)
         if kept:
             named = {PREFIX + key: float(value) for key, value in kept.items()}
-            self._put(Sample(now_ms, self.points, named))
+            self._put(Sample(_now_ms(), self.points, named))
             self.points += 1
         if self.points == 1 and kept:
             say(f"{self._plan.where}: {len(kept)} series every {self._plan.interval_s:g} s")
-        self._words(self._said(built, now_ms))
+        self._words(self._said(built))
 
-    def _said(self, built: Built, now_ms: int) -> Dict[str, Any]:
+    def _said(self, built: Built, *, ended: bool = False) -> Dict[str, Any]:
         """What the last-words file says after this sample."""
-        said: Dict[str, Any] = {"time_ms": now_ms, "points": self.points}
+        said: Dict[str, Any] = {"time_ms": _now_ms(), "points": self.points, "ended": ended}
         if built.gpu is not None:
             said["gpus"] = [gpu.uuid for gpu in built.gpu.gpus.values()]
         if built.cgroup is not None:
@@ -180,3 +180,7 @@ class Monitor:
 
 def _finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,8 +1,8 @@
 """A bounded buffer and the one thread that writes it to MLflow.
 
 Rule: nothing here ever waits in the thread that trains, and no sample is lost while the server is
-away and room is left. When the buffer is full, every second sample goes: the whole time stays
-visible, the oldest and the newest samples stay longest.
+away and room is left. When the buffer is full, every second sample goes, evenly over the whole
+time: a coarse picture of all of it says more than a fine one of a part.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from dure_sdk.notices import Causes, say, warn
 from dure_sdk.transport import BATCH_MAX, AwayError, Metric, RefusedError
+
+
+HANGS_S = 0.5
+"""At the end: a request this old is not waited for alone, a second one is sent beside it."""
 
 
 class Pace(NamedTuple):
@@ -56,7 +60,11 @@ class Sender:
         self._idle = threading.Event()
         self._closing = False
         self._ended = False
+        self._in_request = False
+        self._taken_over = False
         self._step_base: Optional[int] = None
+        self._stride = 2
+        self._flying = 0
         self._away_since_s: Optional[float] = None
         self._timeout_s = pace.timeout_s
         self._moved_s = time.monotonic()
@@ -109,6 +117,10 @@ class Sender:
         self._wake.set()
         while not self._idle.wait(0.02):
             now_s = time.monotonic()
+            if self._in_request and now_s - self._tried_s > HANGS_S and not self._taken_over:
+                # It may hang since an outage began, while the server is back: ask it anew.
+                self._taken_over = True
+                threading.Thread(target=self._finish, name="dure-sender", daemon=True).start()
             if now_s >= deadline_s or now_s - self._moved_s > self._pace.last_try_s:
                 break
         with self._lock:
@@ -117,33 +129,46 @@ class Sender:
             return not self._samples and not self._tags
 
     def _thin(self) -> None:
-        kept = self._samples[:1] + self._samples[1:-1:2] + self._samples[-1:]
-        self.dropped += len(self._samples) - len(kept)
-        self._samples = kept
+        first = max(self._flying, 1)  # what is on its way is not dropped
+        head, rest = self._samples[:first], self._samples[first:]
+        enough = self._pace.samples_max * 3 // 4
+        while len(head) + len(rest) > enough and len(rest) > 1:
+            rest = [s for s in rest[:-1] if s.step % self._stride == 0] + rest[-1:]
+            self._stride *= 2 if len(head) + len(rest) > enough else 1
+        self.dropped += len(self._samples) - len(head) - len(rest)
+        self._samples = head + rest
         self._causes.warn("buffer", "the buffer is full: every second waiting sample was dropped")
 
     def _run(self) -> None:
         """The loop: wait, send all there is, back off while the server is away."""
         retry_s = self._pace.retry_s
-        while not self._ended:
-            if not self._closing and not self.away:
+        while not self._ended and not self._closing:
+            if not self.away:
                 self._wake.wait(self._pace.send_every_s)
             self._wake.clear()
-            try:
-                self._send_all()
+            if self._attempt():
                 retry_s = self._pace.retry_s
-            except AwayError as error:
-                self._gone(error)
-                if self._closing:
-                    break
+            else:
                 self._pause(retry_s)
                 retry_s = min(retry_s * 2, self._pace.retry_max_s)
-            except Exception as error:  # noqa: BLE001 - the loop's top: told once, tried again
-                self._causes.warn(f"send {error!r}", f"samples could not be sent: {error!r}")
-                self._pause(self._pace.retry_s)
-            if self._closing and not self._samples and not self._tags:
-                break
+        if not self._taken_over:
+            self._finish()
+
+    def _finish(self) -> None:
+        """The last try: one that began after the stop was asked for."""
+        self._attempt()
         self._idle.set()
+
+    def _attempt(self) -> bool:
+        try:
+            self._send_all()
+        except AwayError as error:
+            self._gone(error)
+            return False
+        except Exception as error:  # noqa: BLE001 - the loop's top: told once, tried again
+            self._causes.warn(f"send {error!r}", f"samples could not be sent: {error!r}")
+            return False
+        return True
 
     def _pause(self, seconds_s: float) -> None:
         end_s = time.monotonic() + seconds_s
@@ -154,11 +179,14 @@ class Sender:
         while not self._ended and (self._samples or self._tags):
             if self._step_base is None:
                 self._step_base = self._next_step()
+                continue  # the run may have turned out to be gone
             with self._lock:
                 batch = self._batch()
+                self._flying = len(batch)
                 tags = dict(self._tags)
             self._send(batch, tags)
             with self._lock:
+                self._flying = 0
                 gone = set(map(id, batch))
                 self._samples = [s for s in self._samples if id(s) not in gone]
                 for key, value in tags.items():
@@ -211,6 +239,7 @@ class Sender:
         """One request; afterwards it is known whether the server is there."""
         limit_s = min(self._timeout_s, self._pace.last_try_s) if self._closing else self._timeout_s
         self._tried_s = began_s = time.monotonic()
+        self._in_request = True
         try:
             result = call(limit_s)
         except AwayError:
@@ -220,6 +249,8 @@ class Sender:
         except RefusedError:
             self._back()
             raise
+        finally:
+            self._in_request = False
         self._back()
         return result
 
