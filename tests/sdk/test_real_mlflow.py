@@ -10,6 +10,7 @@ import mlflow
 import pytest
 
 from dure_sdk import tracking
+from tests.sdk.test_cgroup_trees import CPU_KEYS, KEYS, MIB, put, v2
 
 NODE = (
     "node_cpu_utilization_percentage",
@@ -330,3 +331,19 @@ def test_last_words(run, monkeypatch, tmp_path):
     ended = json.loads(path.read_text())
     assert ended["points"] > said["points"]
     assert (said["ended"], ended["ended"]) == (False, True)
+
+
+def test_container_series_and_the_tags_of_the_end(run, tmp_path):
+    tree = tmp_path / "cgroups"
+    v2(tree, 500 * MIB, "100000 100000", memory__peak=270 * MIB)
+    tracking.enable_system_metrics(interval=0.3)
+    time.sleep(1)
+    put(tree, memory__events="oom 3\noom_kill 3")
+    tracking.end_run()
+    got = held(run.info.run_id)
+    container = {k for k in got.data.metrics if "container" in k}
+    assert container == {f"system/{k}/rank0" for k in KEYS | CPU_KEYS}
+    tags = got.data.tags
+    assert tags["dure.sysmetrics.oom_kill"] == "2"  # of this run; one was there before it
+    assert tags["dure.sysmetrics.mem_peak_sampled_mb"] == "209.7"
+    assert tags["dure.sysmetrics.mem_peak_mb"] == "283.1"
