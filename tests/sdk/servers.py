@@ -28,8 +28,10 @@ class MlflowServer:
         self.folder = Path(tempfile.mkdtemp(prefix="dure-mlflow-"))
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
+        # A client of another version is tested against the server of .venv-track.
+        python = os.environ.get("DURE_TEST_MLFLOW_PYTHON", sys.executable)
         argv = [
-            *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"),
+            *(python, "-m", "mlflow", "server", "--host", "127.0.0.1"),
             *("--port", str(self.port), "--workers", "1"),
             *("--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"),
             *("--artifacts-destination", str(self.folder / "artifacts")),
