@@ -66,9 +66,7 @@ def run() -> int:
         env = {**os.environ, "DURE_TEST_MLFLOW_PYTHON": str(TRACK)}
         env["PYTHONPATH"] = str(ROOT / "sdk" / "src")
         test = "tests/sdk/test_mlflow_contract.py"
-        done = subprocess.run(
-            [python, "-m", "pytest", test], cwd=ROOT, env=env, check=False
-        )
+        done = subprocess.run([python, "-m", "pytest", test], cwd=ROOT, env=env, check=False)
         code = code or done.returncode
     if OLDEST not in versions:
         print(

@@ -32,7 +32,9 @@ def main() -> None:
         env = {**os.environ, "MLFLOW_TRACKING_URI": server.uri, "RAY_AUTH_MODE": "disabled"}
         env |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
         server.wait()
-        done = subprocess.run([python, script], env=env, stdout=sys.stderr, timeout=200, check=False)
+        done = subprocess.run(
+            [python, script], env=env, stdout=sys.stderr, timeout=200, check=False
+        )
         if done.returncode:
             sys.exit(done.returncode)
         from mlflow import MlflowClient

@@ -25,7 +25,9 @@ def wheel(folder: Path, name: str, version: str, **files: str) -> None:
         for file, text in files.items():
             z.writestr(f"{file}.py", text)
         z.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        z.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        z.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         z.writestr(f"{info}/RECORD", "")
 
 
@@ -90,7 +92,9 @@ def test_sdk_comes_with_it_and_knows_what_was_injected(made, tmp_path):
 def test_shadowed_sitecustomize_still_runs(made, tmp_path):
     python = image(tmp_path)
     (site(python) / "sitecustomize.py").write_text("import sys; sys.own = __file__")
-    done = run(python, made / "boot", "import sys, psutil, sitecustomize as s; print(sys.own, s.__file__)")
+    done = run(
+        python, made / "boot", "import sys, psutil, sitecustomize as s; print(sys.own, s.__file__)"
+    )
     assert done.stdout.split() == [str(site(python) / "sitecustomize.py")] * 2, done.stderr
 
 

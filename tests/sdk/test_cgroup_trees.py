@@ -54,7 +54,9 @@ def v2(folder: Path, limit: object = "max", quota: str = "max 100000", **more: o
     return put(folder, **{**files, **more})
 
 
-def v1_memory(folder: Path, limit: int = NO_LIMIT_V1, used: int = 250 * MIB, effective=None) -> Path:
+def v1_memory(
+    folder: Path, limit: int = NO_LIMIT_V1, used: int = 250 * MIB, effective=None
+) -> Path:
     return put(
         folder,
         memory__limit_in_bytes=limit,

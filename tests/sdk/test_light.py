@@ -28,7 +28,10 @@ def pythons() -> dict[str, str]:
         name = f"3.{minor}"
         paths = sorted(Path(homes).glob(f"versions/{name}.*/bin/python{name}"))
         path = str(paths[-1]) if paths else shutil.which(f"python{name}")
-        if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+        if (
+            path
+            and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+        ):
             found[name] = path
     return found
 
@@ -38,7 +41,12 @@ HERE = pythons()
 
 def run(python: str, code: str, *options: str) -> str:
     done = subprocess.run(
-        [python, *options, "-c", f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}"],
+        [
+            python,
+            *options,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}",
+        ],
         capture_output=True,
         text=True,
         timeout=60,

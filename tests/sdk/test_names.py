@@ -35,7 +35,9 @@ def test_scope_stands_in_the_name(key, name):
 
 def test_node_segment_only_where_the_node_is_measured():
     rename = renamer(3, "gpu-node-1")
-    assert rename("cpu_utilization_percentage") == "node_cpu_utilization_percentage/gpu-node-1/rank3"
+    assert (
+        rename("cpu_utilization_percentage") == "node_cpu_utilization_percentage/gpu-node-1/rank3"
+    )
     assert rename("disk_usage_percentage") == "rootfs_usage_percentage/gpu-node-1/rank3"
     assert rename("gpu_1_utilization_percentage") == "gpu_1_utilization_percentage/rank3"
     assert rename("container_memory_usage_megabytes") == "container_memory_usage_megabytes/rank3"

@@ -88,7 +88,9 @@ class Shown:
         assert done.returncode == 0, done.stderr
         self.samples, self.gpus, self.lasted_s = json.loads(done.stdout.splitlines()[-1])
         self.err = done.stderr
-        self.warnings = [x for x in done.stderr.splitlines() if x.startswith("WARNING") and "GPU" in x]
+        self.warnings = [
+            x for x in done.stderr.splitlines() if x.startswith("WARNING") and "GPU" in x
+        ]
 
     def keys(self, index: int, at: int = -1) -> set[str]:
         prefix, end = f"system/gpu_{index}_", "/rank0"
@@ -225,7 +227,9 @@ def test_hanging_call_costs_its_series_and_nothing_else(show):
 
 
 def test_driver_that_hangs_from_the_start(show):
-    got = show(two(machine="delay_ms.nvmlInitWithFlags = 9000\ndelay_ms.nvmlInit_v2 = 9000"), stock=True)
+    got = show(
+        two(machine="delay_ms.nvmlInitWithFlags = 9000\ndelay_ms.nvmlInit_v2 = 9000"), stock=True
+    )
     assert got.others_go_on()
     assert len(got.samples) == 5
     assert got.err.count("monitor could not be built") == 1

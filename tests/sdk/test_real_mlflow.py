@@ -249,9 +249,7 @@ def test_order_of_the_end(run, monkeypatch):
 
     def spy(thing, name):
         inner = getattr(thing, name)
-        monkeypatch.setattr(
-            thing, name, lambda *a, **k: (order.append(name), inner(*a, **k))[1]
-        )
+        monkeypatch.setattr(thing, name, lambda *a, **k: (order.append(name), inner(*a, **k))[1])
 
     spy(session.monitor, "stop")
     spy(session.sender, "close")

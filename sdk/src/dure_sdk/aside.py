@@ -91,7 +91,9 @@ class Aside:
     def _sample(self) -> Any:
         try:
             self._inner.collect_metrics()
-            got = {k: list(v) if isinstance(v, list) else [v] for k, v in self._inner._metrics.items()}
+            got = {
+                k: list(v) if isinstance(v, list) else [v] for k, v in self._inner._metrics.items()
+            }
             self._inner.clear_metrics()
         except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
             return error

@@ -95,9 +95,7 @@ def _install(packages: Sequence[str], python: str, deps: Path, options: Sequence
         *options,
         *packages,
     ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PIP_LIMIT_S, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_LIMIT_S, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         why = lines[-1] if lines else done.stderr.strip()[-300:]

@@ -56,8 +56,10 @@ class MemoryGroup:
         if self._found.version == 2:
             used = _number(owner.folder / "memory.current")
             inactive, anon, shmem = stat["inactive_file"], stat["anon"], stat["shmem"]
-            kernel = stat["kernel"] - stat["slab_reclaimable"] if "kernel" in stat else sum(
-                stat[name] for name in V2_KERNEL
+            kernel = (
+                stat["kernel"] - stat["slab_reclaimable"]
+                if "kernel" in stat
+                else sum(stat[name] for name in V2_KERNEL)
             )
         else:
             used = _number(owner.folder / "memory.usage_in_bytes")
@@ -213,7 +215,9 @@ class CgroupCollector:
         cores = group.owner().limit if group else None
         if group is None or not cores:
             return  # no quota, or it was taken away while the job ran
-        self._rate("container_cpu_utilization_percentage", group.used_s(), time.monotonic(), 100 / cores)
+        self._rate(
+            "container_cpu_utilization_percentage", group.used_s(), time.monotonic(), 100 / cores
+        )
         periods, stopped = group.periods()
         self._rate("container_cpu_throttled_percentage", stopped, periods, 100, idle=0.0)
 

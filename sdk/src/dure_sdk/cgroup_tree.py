@@ -37,7 +37,9 @@ def chain(controller: str, environ: Optional[Mapping[str, str]] = None) -> Optio
     root = env.get("DURE_CGROUP_ROOT")
     proc, prefix = _proc_of(root)
     paths = _own_paths(_text(proc / "cgroup"))
-    mounts = _mounts(_text(proc / "mountinfo"), prefix) if prefix or not root else _guess(Path(root))
+    mounts = (
+        _mounts(_text(proc / "mountinfo"), prefix) if prefix or not root else _guess(Path(root))
+    )
     for name, version in ((controller, 1), (UNIFIED, 2)):
         mount = mounts.get(name)
         if mount is None:
@@ -96,7 +98,7 @@ def _guess(root: Path) -> Dict[str, Mount]:
     for folder in (root, root / "unified"):
         if (folder / "cgroup.controllers").is_file():
             found[UNIFIED] = Mount(folder)
-    for joint in (root.iterdir() if root.is_dir() else ()):
+    for joint in root.iterdir() if root.is_dir() else ():
         for name in joint.name.split(","):
             if name in CONTROLLERS and joint.is_dir():
                 found[name] = Mount(joint)

@@ -10,6 +10,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 from dure_sdk import cgroup, gpus
 from dure_sdk.aside import Aside, bounded
+from dure_sdk.monitor import NothingToCollectError
 from dure_sdk.names import Rename, Renamed
 from dure_sdk.notices import Causes, say
 
@@ -22,10 +23,6 @@ STOCK_PARTS = (
     (f"{STOCK}.disk_monitor", "DiskMonitor"),
     (f"{STOCK}.network_monitor", "NetworkMonitor"),
 )
-
-
-class NothingToCollectError(Exception):
-    """No collector could be made; the text says why."""
 
 
 class Built(NamedTuple):
@@ -66,9 +63,7 @@ def stock(run_id: str, uri: str, causes: Causes) -> List[Any]:
         raise NothingToCollectError(f"psutil is missing ({error})") from error
     try:
         module = importlib.import_module("mlflow.system_metrics.system_metrics_monitor")
-        made = bounded(
-            lambda: module.SystemMetricsMonitor(run_id, tracking_uri=uri), BUILD_LIMIT_S
-        )
+        made = bounded(lambda: module.SystemMetricsMonitor(run_id, tracking_uri=uri), BUILD_LIMIT_S)
         return list(made.monitors)
     except Exception as error:  # noqa: BLE001 - MLflow's constructor runs foreign code
         causes.warn("stock", f"MLflow's monitor could not be built ({error}); its parts are used")

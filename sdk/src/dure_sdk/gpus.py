@@ -152,7 +152,9 @@ class GpuCollector:
         return values
 
     def _utilization(self, handle: Any) -> Dict[str, float]:
-        return {"utilization_percentage": float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)}
+        return {
+            "utilization_percentage": float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        }
 
     def _power(self, handle: Any) -> Dict[str, float]:
         self._milliwatts = float(self._nvml.nvmlDeviceGetPowerUsage(handle))

@@ -5,16 +5,24 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
-from dure_sdk.collectors import Built, NothingToCollectError
 from dure_sdk.names import PREFIX, Renamed
 from dure_sdk.notices import Causes, say, warn
 from dure_sdk.sender import Sample
 
+if (
+    TYPE_CHECKING
+):  # loaded by the sampling thread: the caller of enable_system_metrics does not wait
+    from dure_sdk.collectors import Built
+
 WARM_S = 0.25
 """Between the reading that primes psutil's and the cgroup's counters and the first sample."""
 MB = 1e6
+
+
+class NothingToCollectError(Exception):
+    """No collector could be made; the text says why."""
 
 
 class Plan(NamedTuple):
@@ -26,9 +34,7 @@ class Plan(NamedTuple):
     """For the line that tells what is collected."""
     over: Callable[[], bool]
     """Whether the program has ended the run without telling us."""
-    keep: Callable[[Built, Mapping[str, float]], Dict[str, float]] = lambda _built, values: dict(
-        values
-    )
+    keep: Optional[Callable[[Built, Mapping[str, float]], Dict[str, float]]] = None
     """Which of the collected series this worker shows."""
     rest: bool = False
     """Whether this worker shows only what the first one of its node does not."""
@@ -140,7 +146,9 @@ class Monitor:
             except Exception as error:  # noqa: BLE001 - as above
                 self._failed(monitor, error)
             monitor.clear_metrics()
-        kept = self._plan.keep(built, {k: v for k, v in values.items() if _finite(v)})
+        kept = {k: v for k, v in values.items() if _finite(v)}
+        if self._plan.keep is not None:
+            kept = self._plan.keep(built, kept)
         if kept:
             named = {PREFIX + key: float(value) for key, value in kept.items()}
             self._put(Sample(_now_ms(), self.points, named))

@@ -59,6 +59,10 @@ def expect(
         names += [PREFIX + str(rename(series.name)) for series in table]
     points_per_hour = 3600 / (times.interval_s * times.samples)
     return Preflight(
-        names, pods, times.interval_s, times.samples, round(len(names) * points_per_hour), len(names)
+        names,
+        pods,
+        times.interval_s,
+        times.samples,
+        round(len(names) * points_per_hour),
+        len(names),
     )
-

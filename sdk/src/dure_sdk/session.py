@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import Dict, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Dict, Mapping, NamedTuple, Optional
 
-from dure_sdk import collectors, mlflow_state, timing, versions, words
+from dure_sdk import mlflow_state, timing, words
 from dure_sdk.monitor import Monitor, Plan
-from dure_sdk.names import renamer, safe_node
+from dure_sdk.names import Rename, renamer, safe_node
 from dure_sdk.notices import Causes, say, warn
 from dure_sdk.ranks import Rank
 from dure_sdk.sender import Pace, Sender
 from dure_sdk.transport import transport
+
+if TYPE_CHECKING:
+    from dure_sdk.collectors import Built
 
 TAG = "dure.sysmetrics."
 SAMPLER_LIMIT_S = 2.5
@@ -93,7 +96,7 @@ class Session:
             asked.timing.samples,
             f"rank {asked.rank.rank} on {asked.node or 'an unnamed node'}",
             self._over,
-            self._not_shown_by_first if self._rest else _all_of_it,
+            self._not_shown_by_first if self._rest else None,
             self._rest,
         )
         return Monitor(
@@ -106,7 +109,9 @@ class Session:
             self._causes,
         )
 
-    def _build(self, rename: collectors.Rename) -> collectors.Built:
+    def _build(self, rename: Rename) -> Built:
+        from dure_sdk import collectors
+
         asked = self._asked
         if mlflow_state.stock_monitor_runs(asked.run_id):
             warn(
@@ -129,20 +134,28 @@ class Session:
         runs = mlflow_state.open_run_ids()
         return runs is not None and self.run_id not in runs
 
-    def _not_shown_by_first(
-        self, built: collectors.Built, values: Mapping[str, float]
-    ) -> Dict[str, float]:
+    def _not_shown_by_first(self, built: Built, values: Mapping[str, float]) -> Dict[str, float]:
         """Under srun: GPUs that the node's first rank cannot see, and a cgroup of its own."""
         first = self._first_words()
         shown = set((first or {}).get("gpus", ()))
-        hidden = [f"gpu_{g.index}_" for g in (built.gpu.gpus if built.gpu else {}).values() if g.uuid in shown]
+        hidden = [
+            f"gpu_{g.index}_"
+            for g in (built.gpu.gpus if built.gpu else {}).values()
+            if g.uuid in shown
+        ]
         if first and built.cgroup and built.cgroup.facts().get("cgroup") == first.get("cgroup"):
             hidden.append("container_")
-        return {k: v for k, v in values.items() if not k.startswith(tuple(hidden))} if hidden else dict(values)
+        return (
+            {k: v for k, v in values.items() if not k.startswith(tuple(hidden))}
+            if hidden
+            else dict(values)
+        )
 
     def _first_words(self) -> Optional[Dict[str, object]]:
         """Of the first rank here; waited for a little, at the first sample only."""
-        until_s = time.monotonic() + (0 if self.monitor and self.monitor.points else NEIGHBOUR_LIMIT_S)
+        until_s = time.monotonic() + (
+            0 if self.monitor and self.monitor.points else NEIGHBOUR_LIMIT_S
+        )
         while True:
             found = words.first_here(words.folder(), socket.gethostname(), words.step())
             if found is not None or time.monotonic() >= until_s:
@@ -164,8 +177,10 @@ class Session:
         prefix = TAG if rank == 0 else f"{TAG}rank{rank}."
         self.sender.tag({k if k.startswith("dure.") else prefix + k: v for k, v in said.items()})
 
-    def _tag_used(self, built: collectors.Built) -> None:
+    def _tag_used(self, built: Built) -> None:
         """After the first sample: what was really used, and which GPU is behind `gpu_<i>`."""
+        from dure_sdk import versions
+
         rank = self._asked.rank.rank
         tags = versions.tags() if rank == 0 else {}
         for gpu in (built.gpu.gpus if built.gpu else {}).values():
@@ -194,11 +209,6 @@ class Session:
             warn(f"{self.sender.dropped} samples were dropped in this run")
 
 
-def _all_of_it(_built: collectors.Built, values: Mapping[str, float]) -> Dict[str, float]:
-    return dict(values)
-
-
 def node_name() -> Optional[str]:
     """The node as Kubernetes' downward API or Dure's agent names it; never guessed."""
     return safe_node(os.environ.get("NODE_NAME"))
-

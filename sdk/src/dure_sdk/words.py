@@ -70,6 +70,9 @@ def first_here(where: Optional[Path], host: str, this_step: str) -> Optional[Dic
             continue
         if not isinstance(said, dict):
             continue
-        if said.get("local_rank") == 0 and (said.get("host"), said.get("step")) == (host, this_step):
+        if said.get("local_rank") == 0 and (said.get("host"), said.get("step")) == (
+            host,
+            this_step,
+        ):
             return said
     return None
