@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -56,7 +57,7 @@ def test_no_sample_is_missing_after_an_outage(mode, run, door, server, caplog):
     assert [p.step for p in points] == list(range(session.monitor.points))
     stamps = [p.timestamp for p in points]
     # True times of sampling: the gap of the outage is not in them.
-    assert max(b - a for a, b in zip(stamps, stamps[1:])) < 1500
+    assert max(b - a for a, b in itertools.pairwise(stamps)) < 1500
     assert stamps == sorted(stamps)
     assert caplog.text.count("samples are kept and sent later") <= 1
     assert caplog.text.count("answers again") == caplog.text.count("kept and sent later")
@@ -139,7 +140,7 @@ def test_full_buffer_thins_and_keeps_both_ends():
     steps = [m.step for metrics, _ in fake.got for m in metrics]
     assert (steps[0], steps[-1]) == (0, 999)
     assert steps == sorted(steps)
-    assert max(b - a for a, b in zip(steps, steps[1:])) < 200  # no hole in the middle
+    assert max(b - a for a, b in itertools.pairwise(steps)) < 200  # no hole in the middle
     assert sender.dropped == 1000 - len(steps)
 
 

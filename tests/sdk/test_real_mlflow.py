@@ -345,3 +345,34 @@ def test_container_series_and_the_tags_of_the_end(run, tmp_path):
     assert tags["dure.sysmetrics.oom_kill"] == "2"  # of this run; one was there before it
     assert tags["dure.sysmetrics.mem_peak_sampled_mb"] == "209.7"
     assert tags["dure.sysmetrics.mem_peak_mb"] == "283.1"
+
+
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "NODE_NAME": "n1"}
+
+
+@pytest.mark.parametrize("same_cgroup", [True, False])
+def test_srun_ranks_show_only_what_the_first_of_their_node_cannot(
+    server, run, python, tmp_path, same_cgroup
+):
+    trees = [v2(tmp_path / f"tree{i}", 500 * MIB) for i in range(2)]
+    env = {**SRUN, "MLFLOW_TRACKING_URI": server.uri, "DURE_MLFLOW_RUN_ID": run.info.run_id}
+    env["DURE_LAST_WORDS_DIR"] = str(tmp_path / "words")
+    ranks = [
+        python(
+            TRAIN,
+            {
+                **env,
+                "SLURM_PROCID": str(rank),
+                "SLURM_LOCALID": str(rank),
+                "DURE_CGROUP_ROOT": str(trees[0 if same_cgroup else rank]),
+            },
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        out = rank.communicate(timeout=60)[0]
+        assert rank.returncode == 0, out
+    got = set(held(run.info.run_id).data.metrics)
+    assert got >= names(0, "n1") | {f"system/{k}/rank0" for k in KEYS}
+    second = {k for k in got if k.endswith("/rank1")}
+    assert second == (set() if same_cgroup else {f"system/{k}/rank1" for k in KEYS})

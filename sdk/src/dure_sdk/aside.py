@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any, Callable, Dict, List, Optional, TypeVar
+from typing import Any, Callable, TypeVar
 
 T = TypeVar("T")
 
@@ -15,7 +15,7 @@ class HangingError(Exception):
 
 def bounded(call: Callable[[], T], limit_s: float) -> T:
     """The call's result, or its exception, or `HangingError` after `limit_s`."""
-    done: "queue.SimpleQueue[tuple[Optional[T], Optional[BaseException]]]" = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
         try:
@@ -43,9 +43,9 @@ class Aside:
     def __init__(self, inner: Any, limit_s: float) -> None:
         self._inner = inner
         self._limit_s = limit_s
-        self._metrics: Dict[str, List[float]] = {}
-        self._orders: "queue.SimpleQueue[int]" = queue.SimpleQueue()
-        self._answers: "queue.SimpleQueue[tuple[int, Any]]" = queue.SimpleQueue()
+        self._metrics: dict[str, list[float]] = {}
+        self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._asked = 0
         self._answered = 0
         threading.Thread(target=self._work, name="dure-collector", daemon=True).start()
@@ -72,7 +72,7 @@ class Aside:
         for key, values in got.items():
             self._metrics.setdefault(key, []).extend(values)
 
-    def aggregate_metrics(self) -> Dict[str, float]:
+    def aggregate_metrics(self) -> dict[str, float]:
         """The mean of each series, as MLflow's collectors do it."""
         return {key: round(sum(v) / len(v), 1) for key, v in self._metrics.items()}
 

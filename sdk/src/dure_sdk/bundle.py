@@ -8,16 +8,19 @@ No artifact client is among them: artifacts go through the tracking server.
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import dure_sdk
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
 
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 PACKAGES = ("psutil>=6", "nvidia-ml-py>=12")
@@ -35,12 +38,12 @@ class Bundle(NamedTuple):
     """A built bundle: its folder, and what could not be made for a Python."""
 
     folder: Path
-    pythons: List[str]
-    left_out: Dict[str, str]
+    pythons: list[str]
+    left_out: dict[str, str]
 
 
 def build(
-    target: "os.PathLike[str] | str",
+    target: os.PathLike[str] | str,
     pythons: Sequence[str] = PYTHONS,
     *,
     mlflow: bool = False,
@@ -65,8 +68,8 @@ def build(
 
 def _fill(
     work: Path, pythons: Sequence[str], *, mlflow: bool, pip_options: Sequence[str]
-) -> Dict[str, str]:
-    left_out: Dict[str, str] = {}
+) -> dict[str, str]:
+    left_out: dict[str, str] = {}
     package = Path(dure_sdk.__file__).parent
     skip = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package / "boot", work / "boot", ignore=skip)
@@ -95,7 +98,9 @@ def _install(packages: Sequence[str], python: str, deps: Path, options: Sequence
         *options,
         *packages,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_LIMIT_S, check=False)
+    done = subprocess.run(  # noqa: S603 - this Python's own pip
+        command, capture_output=True, text=True, timeout=PIP_LIMIT_S, check=False
+    )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         why = lines[-1] if lines else done.stderr.strip()[-300:]

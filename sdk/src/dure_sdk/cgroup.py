@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from dure_sdk.cgroup_tree import Chain, chain
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NO_LIMIT_BYTES = 1 << 62
 """v1 writes "no limit" as the largest number of whole pages, which depends on the page size."""
@@ -24,7 +26,7 @@ class Owner(NamedTuple):
     """A limit and the folder where it and its usage stand."""
 
     folder: Path
-    limit: Optional[float]
+    limit: float | None
 
 
 class Memory(NamedTuple):
@@ -32,7 +34,7 @@ class Memory(NamedTuple):
 
     working_set: float
     unreclaimable: float
-    limit: Optional[float]
+    limit: float | None
 
 
 class MemoryGroup:
@@ -68,7 +70,7 @@ class MemoryGroup:
             shmem, kernel = stat["total_shmem"], 0.0
         return Memory(max(used - inactive, 0.0), anon + shmem + max(kernel, 0.0), owner.limit)
 
-    def stalled_s(self) -> Optional[float]:
+    def stalled_s(self) -> float | None:
         """Seconds in which some task waited for memory, summed up; None without PSI."""
         path = self.owner().folder / "memory.pressure"
         try:
@@ -78,7 +80,7 @@ class MemoryGroup:
         totals = [f for f in fields if f.startswith("total=")]
         return int(totals[0][6:]) / 1e6 if fields[:1] == ["some"] and totals else None
 
-    def oom_kills(self) -> Optional[int]:
+    def oom_kills(self) -> int | None:
         """Kills so far. v1 counts a kill only in the group in which it happened."""
         if self._found.version == 2:
             return _count(self.owner().folder / "memory.events", "oom_kill")
@@ -86,7 +88,7 @@ class MemoryGroup:
         known = [c for c in counts if c is not None]
         return sum(known) if known else None
 
-    def peak(self) -> Optional[float]:
+    def peak(self) -> float | None:
         """The kernel's own peak in bytes since the group was made, where it keeps one."""
         name = "memory.peak" if self._found.version == 2 else "memory.max_usage_in_bytes"
         try:
@@ -94,10 +96,10 @@ class MemoryGroup:
         except (OSError, ValueError):
             return None
 
-    def _limit_v2(self, folder: Path) -> Optional[float]:
+    def _limit_v2(self, folder: Path) -> float | None:
         return _limit(folder / "memory.max")
 
-    def _limit_v1(self, folder: Path) -> Optional[float]:
+    def _limit_v1(self, folder: Path) -> float | None:
         return _limit(folder / "memory.limit_in_bytes")
 
     def _hidden_ancestor(self, owner: Owner) -> Owner:
@@ -114,7 +116,7 @@ class MemoryGroup:
 class CpuGroup:
     """CPU time and quota of the tightest quota among this process's cgroup and its ancestors."""
 
-    def __init__(self, found: Chain, accounts: Optional[Chain]) -> None:
+    def __init__(self, found: Chain, accounts: Chain | None) -> None:
         self._found = found
         self._accounts = accounts
 
@@ -130,7 +132,7 @@ class CpuGroup:
             return _pairs(owner.folder / "cpu.stat")["usage_usec"] / 1e6
         return _number(self._account(owner.folder) / "cpuacct.usage") / 1e9
 
-    def periods(self) -> Tuple[float, float]:
+    def periods(self) -> tuple[float, float]:
         """(periods in which it ran, periods in which it was stopped by the quota) so far."""
         stat = _pairs(self.owner().folder / "cpu.stat")
         return stat["nr_periods"], stat["nr_throttled"]
@@ -149,26 +151,26 @@ class CgroupCollector:
 
     name = "cgroup"
 
-    def __init__(self, memory: Optional[MemoryGroup], cpu: Optional[CpuGroup]) -> None:
+    def __init__(self, memory: MemoryGroup | None, cpu: CpuGroup | None) -> None:
         self._memory = memory
         self._cpu = cpu
-        self._metrics: Dict[str, List[float]] = defaultdict(list)
-        self._before: Dict[str, Tuple[float, float]] = {}
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._before: dict[str, tuple[float, float]] = {}
         self.peak_bytes = 0.0
-        self.last: Optional[Memory] = None
+        self.last: Memory | None = None
 
     def collect_metrics(self) -> None:
         """One sample. What needs two readings appears from the second on."""
-        failed: List[Exception] = []
+        failed: list[Exception] = []
         for collect in (self._collect_memory, self._collect_cpu):
             try:
                 collect()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError) as error:  # noqa: PERF203 - two at most
                 failed.append(error)  # a file that is gone costs its own series only
         if failed:
             raise failed[0]
 
-    def aggregate_metrics(self) -> Dict[str, float]:
+    def aggregate_metrics(self) -> dict[str, float]:
         """The mean of each series."""
         return {key: round(sum(v) / len(v), 1) for key, v in self._metrics.items()}
 
@@ -176,17 +178,17 @@ class CgroupCollector:
         """Forget the samples, not the counters' last readings."""
         self._metrics.clear()
 
-    def oom_kills(self) -> Optional[int]:
+    def oom_kills(self) -> int | None:
         """Kills so far in the limited group, where it can be told."""
         return self._memory.oom_kills() if self._memory else None
 
-    def kernel_peak_bytes(self) -> Optional[float]:
+    def kernel_peak_bytes(self) -> float | None:
         """The kernel's own peak since the group was made, where it keeps one."""
         return self._memory.peak() if self._memory else None
 
-    def facts(self) -> Dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """For the last-words file: where to look, and what was seen last."""
-        said: Dict[str, Any] = {"mem_peak_sampled_mb": round(self.peak_bytes / MB, 1)}
+        said: dict[str, Any] = {"mem_peak_sampled_mb": round(self.peak_bytes / MB, 1)}
         if self._memory is not None:
             said["cgroup"] = str(self._memory.owner().folder)
         if self.last is not None:
@@ -222,7 +224,7 @@ class CgroupCollector:
         self._rate("container_cpu_throttled_percentage", stopped, periods, 100, idle=0.0)
 
     def _rate(
-        self, key: str, value: float, per: float, scale: float, idle: Optional[float] = None
+        self, key: str, value: float, per: float, scale: float, idle: float | None = None
     ) -> None:
         """The growth of `value` for each unit of `per`, from the second reading on."""
         before = self._before.get(key)
@@ -238,7 +240,7 @@ class CgroupCollector:
         self._metrics[key].append(value)
 
 
-def detect() -> Optional[CgroupCollector]:
+def detect() -> CgroupCollector | None:
     """A collector if a limit really holds this process, else None. Judged by the files alone."""
     memory_chain, cpu_chain = chain("memory"), chain("cpu")
     memory = MemoryGroup(memory_chain) if memory_chain else None
@@ -252,7 +254,7 @@ def detect() -> Optional[CgroupCollector]:
     return CgroupCollector(memory, cpu) if memory or cpu else None
 
 
-def memory_group() -> Optional[MemoryGroup]:
+def memory_group() -> MemoryGroup | None:
     """This process's memory group, limited or not."""
     found = chain("memory")
     return MemoryGroup(found) if found else None
@@ -267,7 +269,7 @@ def _readable(group: MemoryGroup) -> bool:
     return True
 
 
-def _tightest(folders: Tuple[Path, ...], read: Callable[[Path], Optional[float]]) -> Owner:
+def _tightest(folders: tuple[Path, ...], read: Callable[[Path], float | None]) -> Owner:
     """The smallest limit; of equal ones the outermost, whose usage is never the smaller."""
     best = Owner(folders[0], None)
     for folder in folders:
@@ -277,7 +279,7 @@ def _tightest(folders: Tuple[Path, ...], read: Callable[[Path], Optional[float]]
     return best
 
 
-def _limit(path: Path) -> Optional[float]:
+def _limit(path: Path) -> float | None:
     try:
         text = path.read_text().strip()
     except OSError:
@@ -285,7 +287,7 @@ def _limit(path: Path) -> Optional[float]:
     return float(text) if text.isdigit() and int(text) < NO_LIMIT_BYTES else None
 
 
-def _cores_v2(folder: Path) -> Optional[float]:
+def _cores_v2(folder: Path) -> float | None:
     try:
         quota, period = (folder / "cpu.max").read_text().split()[:2]
         return None if quota == "max" else int(quota) / int(period)
@@ -293,7 +295,7 @@ def _cores_v2(folder: Path) -> Optional[float]:
         return None
 
 
-def _cores_v1(folder: Path) -> Optional[float]:
+def _cores_v1(folder: Path) -> float | None:
     try:
         quota = _number(folder / "cpu.cfs_quota_us")
         return quota / _number(folder / "cpu.cfs_period_us") if quota > 0 else None
@@ -305,9 +307,9 @@ def _number(path: Path) -> float:
     return float(path.read_text())
 
 
-def _pairs(path: Path) -> Dict[str, float]:
+def _pairs(path: Path) -> dict[str, float]:
     """A flat keyed file; a key that a kernel does not have counts as 0."""
-    found: Dict[str, float] = defaultdict(float)
+    found: dict[str, float] = defaultdict(float)
     for line in path.read_text().splitlines():
         key, _, value = line.partition(" ")
         if value.strip().isdigit():
@@ -315,7 +317,7 @@ def _pairs(path: Path) -> Dict[str, float]:
     return found
 
 
-def _count(path: Path, key: str) -> Optional[int]:
+def _count(path: Path, key: str) -> int | None:
     try:
         pairs = _pairs(path)
     except OSError:

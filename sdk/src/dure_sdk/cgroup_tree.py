@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PROC_SELF = Path("/proc/self")
 CONTROLLERS = ("memory", "cpu", "cpuacct")
@@ -27,11 +30,11 @@ class Mount(NamedTuple):
 class Chain(NamedTuple):
     """The folders of one controller: this process's own first, then its ancestors."""
 
-    folders: Tuple[Path, ...]
+    folders: tuple[Path, ...]
     version: int
 
 
-def chain(controller: str, environ: Optional[Mapping[str, str]] = None) -> Optional[Chain]:
+def chain(controller: str, environ: Mapping[str, str] | None = None) -> Chain | None:
     """The controller's folders for this process, or None where it is mounted nowhere."""
     env = os.environ if environ is None else environ
     root = env.get("DURE_CGROUP_ROOT")
@@ -50,7 +53,7 @@ def chain(controller: str, environ: Optional[Mapping[str, str]] = None) -> Optio
     return None
 
 
-def _proc_of(root: Optional[str]) -> Tuple[Path, str]:
+def _proc_of(root: str | None) -> tuple[Path, str]:
     """The proc folder to read and what stands before every mount point it names."""
     inside = Path(root or "", "proc", "self")
     return (inside, root) if root and (inside / "mountinfo").is_file() else (PROC_SELF, "")
@@ -63,18 +66,18 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _own_paths(text: str) -> Dict[str, str]:
+def _own_paths(text: str) -> dict[str, str]:
     """`/proc/self/cgroup`: controller → path; v2 has no controller's name."""
     found = {}
     for line in text.splitlines():
-        _, names, path = (line.split(":", 2) + ["", ""])[:3]
+        _, names, path = ([*line.split(":", 2), "", ""])[:3]
         for name in names.split(","):
             found[name] = path or "/"
     return found
 
 
-def _mounts(text: str, prefix: str) -> Dict[str, Mount]:
-    found: Dict[str, Mount] = {}
+def _mounts(text: str, prefix: str) -> dict[str, Mount]:
+    found: dict[str, Mount] = {}
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
@@ -92,7 +95,7 @@ def _plain(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), text)
 
 
-def _guess(root: Path) -> Dict[str, Mount]:
+def _guess(root: Path) -> dict[str, Mount]:
     """The mounts of a tree without mountinfo, told from its folders."""
     found = {UNIFIED: Mount(root)}
     for folder in (root, root / "unified"):
@@ -111,7 +114,7 @@ def _has(folder: Path, controller: str) -> bool:
     return (folder / probes[controller]).exists()
 
 
-def _upwards(mount: Mount, path: str) -> Tuple[Path, ...]:
+def _upwards(mount: Mount, path: str) -> tuple[Path, ...]:
     """From the process's own folder up to the mount point."""
     inside = path
     if mount.root != "/":
@@ -121,7 +124,7 @@ def _upwards(mount: Mount, path: str) -> Tuple[Path, ...]:
     folder = mount.point.joinpath(*parts)
     if ".." in parts or not folder.is_dir():
         return (mount.point,)
-    found: List[Path] = [folder]
+    found: list[Path] = [folder]
     while found[-1] != mount.point:
         found.append(found[-1].parent)
     return tuple(found)

@@ -6,7 +6,7 @@ The order is a contract: append → wrap → first collect → count.
 from __future__ import annotations
 
 import importlib
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple
 
 from dure_sdk import cgroup, gpus
 from dure_sdk.aside import Aside, bounded
@@ -28,10 +28,10 @@ STOCK_PARTS = (
 class Built(NamedTuple):
     """What one worker collects with."""
 
-    monitors: List[Renamed]
-    cgroup: Optional[cgroup.CgroupCollector]
-    gpu: Optional[gpus.GpuCollector]
-    apart: Tuple[Aside, ...]
+    monitors: list[Renamed]
+    cgroup: cgroup.CgroupCollector | None
+    gpu: gpus.GpuCollector | None
+    apart: tuple[Aside, ...]
 
 
 def build(
@@ -55,7 +55,7 @@ def build(
     return Built([Renamed(m, rename) for m in monitors], container, gpu, tuple(apart))
 
 
-def stock(run_id: str, uri: str, causes: Causes) -> List[Any]:
+def stock(run_id: str, uri: str, causes: Causes) -> list[Any]:
     """MLflow's collectors, as its own monitor holds them."""
     try:
         importlib.import_module("psutil")
@@ -70,7 +70,7 @@ def stock(run_id: str, uri: str, causes: Causes) -> List[Any]:
     return _parts(causes)
 
 
-def _parts(causes: Causes) -> List[Any]:
+def _parts(causes: Causes) -> list[Any]:
     """The same collectors one by one: without a network there is still a CPU."""
     found = []
     for module, name in STOCK_PARTS:
@@ -82,14 +82,14 @@ def _parts(causes: Causes) -> List[Any]:
     return found
 
 
-def _container() -> Optional[cgroup.CgroupCollector]:
+def _container() -> cgroup.CgroupCollector | None:
     found = cgroup.detect()
     if found is None:
         say("no cgroup limit holds this process: no container_* series")
     return found
 
 
-def _gpu(causes: Causes, *, amd: bool) -> Optional[gpus.GpuCollector]:
+def _gpu(causes: Causes, *, amd: bool) -> gpus.GpuCollector | None:
     given = gpus.assigned()
     if not given.here:
         if not amd:

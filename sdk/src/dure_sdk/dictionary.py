@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 NODE = "node"
 ROOTFS = "rootfs"
@@ -110,8 +110,8 @@ SERIES = (
         "MB",
         GPU,
         "NVML",
-        "Memory allocated on the GPU with the driver's reserve; frameworks hold more than they use.",
-        "드라이버 예약분을 포함해 GPU에 할당된 메모리. 프레임워크는 쓰는 것보다 더 잡아 둔다.",
+        "Allocated on the GPU, with the driver's reserve; frameworks hold more than they use.",
+        "드라이버 예약분을 포함한 GPU 메모리 할당량. 프레임워크는 쓰는 것보다 더 잡는다.",
     ),
     Series(
         "gpu_<i>_memory_usage_percentage",
@@ -150,7 +150,7 @@ SERIES = (
         "MB",
         CONTAINER,
         "memory.current − inactive_file (v1: usage_in_bytes − total_inactive_file)",
-        "Working set, as the kubelet and Grafana count it. File cache that was read twice is in it.",
+        "Working set, as the kubelet and Grafana count it; file cache read twice is in it.",
         "kubelet과 Grafana가 세는 워킹 셋. 두 번 읽은 파일 캐시도 들어 있다.",
     ),
     Series(
@@ -158,7 +158,7 @@ SERIES = (
         "%",
         CONTAINER,
         "the same, of the memory limit",
-        "May stay near 100 % for hours without danger: cache is given back before anything is killed.",
+        "May stay near 100 % for hours without danger: cache is given back before any kill.",
         "몇 시간 동안 100 % 가까이 있어도 위험하지 않을 수 있다. 캐시는 죽이기 전에 먼저 반환된다.",
         "memory",
     ),
@@ -209,17 +209,12 @@ SERIES = (
 )
 
 
-def expected(*, gpus: int, memory: bool, cpu: bool, psi: bool, node: bool = True) -> List[Series]:
+def expected(*, gpus: int, memory: bool, cpu: bool, psi: bool, node: bool = True) -> list[Series]:
     """The series of one collector under these conditions, GPUs spelled out."""
     has = {"": True, "memory": memory, "cpu": cpu, "psi": memory and psi}
-    found: List[Series] = []
-    for series in SERIES:
-        if series.scope == GPU:
-            found += [series._replace(name=series.name.replace("<i>", str(i))) for i in range(gpus)]
-        elif series.scope in {NODE, ROOTFS} and not node:
-            continue
-        elif series.scope == CONTAINER and not (memory or cpu):
-            continue
-        elif has[series.needs]:
-            found.append(series)
-    return found
+    wanted = {NODE: node, ROOTFS: node, CONTAINER: memory or cpu, GPU: False, POD: True}
+    found = [s for s in SERIES if wanted[s.scope] and has[s.needs]]
+    per_gpu = [s for s in SERIES if s.scope == GPU]
+    return found + [
+        s._replace(name=s.name.replace("<i>", str(i))) for i in range(gpus) for s in per_gpu
+    ]

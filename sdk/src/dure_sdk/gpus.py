@@ -10,9 +10,12 @@ import os
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from dure_sdk.notices import Causes
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dure_sdk.notices import Causes
 
 DEV = Path("/dev")
 MB = 1e6
@@ -24,18 +27,18 @@ class Assigned(NamedTuple):
     """What this process may use: `None` = whatever NVML lists."""
 
     here: bool
-    wanted: Optional[Tuple[str, ...]] = None
+    wanted: tuple[str, ...] | None = None
 
 
 class Gpu(NamedTuple):
     """One GPU of the job, by its position in the visible list."""
 
-    index: int
+    position: int
     uuid: str
     model: str
 
 
-def assigned(environ: Optional[Mapping[str, str]] = None) -> Assigned:
+def assigned(environ: Mapping[str, str] | None = None) -> Assigned:
     """Whether a GPU is assigned to this container, and which ones."""
     env = os.environ if environ is None else environ
     if not any(DEV.glob("nvidia[0-9]*")) and not (DEV / "dxg").exists():
@@ -47,7 +50,7 @@ def assigned(environ: Optional[Mapping[str, str]] = None) -> Assigned:
     return Assigned(here=True)
 
 
-def _listed(text: str) -> Tuple[str, ...]:
+def _listed(text: str) -> tuple[str, ...]:
     """CUDA reads its list up to the first entry that names no device."""
     found = []
     for entry in (e.strip() for e in text.split(",")):
@@ -62,15 +65,15 @@ class GpuCollector:
 
     name = "gpu"
 
-    def __init__(self, nvml: Any, wanted: Optional[Tuple[str, ...]], causes: Causes) -> None:
+    def __init__(self, nvml: Any, wanted: tuple[str, ...] | None, causes: Causes) -> None:
         self._nvml = nvml
         self._wanted = wanted
         self._causes = causes
-        self._handles: Dict[int, Any] = {}
-        self._count: Optional[int] = None
-        self._metrics: Dict[str, List[float]] = defaultdict(list)
-        self._milliwatts: Optional[float] = None
-        self.gpus: Dict[int, Gpu] = {}
+        self._handles: dict[int, Any] = {}
+        self._count: int | None = None
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._milliwatts: float | None = None
+        self.gpus: dict[int, Gpu] = {}
 
     def collect_metrics(self) -> None:
         """One sample of every GPU that answers; each failing question is told once."""
@@ -80,7 +83,7 @@ class GpuCollector:
         for index in range(self._count):
             self._one(index)
 
-    def aggregate_metrics(self) -> Dict[str, float]:
+    def aggregate_metrics(self) -> dict[str, float]:
         """The mean of each series."""
         return {key: round(sum(v) / len(v), 1) for key, v in self._metrics.items()}
 
@@ -88,15 +91,12 @@ class GpuCollector:
         """Forget the samples."""
         self._metrics.clear()
 
-    def _entries(self, count: int) -> Tuple[str, ...]:
+    def _entries(self, count: int) -> tuple[str, ...]:
         """The visible list. A device cgroup renumbers from 0: then Slurm's numbers do not fit."""
         every = tuple(str(i) for i in range(count))
-        if self._wanted is None:
-            self._wanted = every
-        elif len(self._wanted) == count and any(
-            e.isdigit() and int(e) >= count for e in self._wanted
-        ):
-            self._wanted = every
+        wanted = every if self._wanted is None else self._wanted
+        beyond = any(e.isdigit() and int(e) >= count for e in wanted)
+        self._wanted = every if beyond and len(wanted) == count else wanted
         return self._wanted
 
     def _one(self, index: int) -> None:
@@ -107,7 +107,7 @@ class GpuCollector:
         except error_type as error:
             self._told(index, "found", error)
             return
-        questions: Tuple[Tuple[str, Callable[[Any], Dict[str, float]]], ...] = (
+        questions: tuple[tuple[str, Callable[[Any], dict[str, float]]], ...] = (
             ("memory", self._memory),
             ("utilization", self._utilization),
             ("power draw", self._power),
@@ -144,29 +144,29 @@ class GpuCollector:
         text = f"its {what} cannot be read: {error}" if unsupported else str(error)
         self._causes.warn(cause, f"GPU {index}: {text}; its other series go on")
 
-    def _memory(self, handle: Any) -> Dict[str, float]:
+    def _memory(self, handle: Any) -> dict[str, float]:
         info = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         values = {"memory_usage_megabytes": info.used / MB}
         if info.total:
             values["memory_usage_percentage"] = info.used / info.total * 100
         return values
 
-    def _utilization(self, handle: Any) -> Dict[str, float]:
+    def _utilization(self, handle: Any) -> dict[str, float]:
         return {
             "utilization_percentage": float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         }
 
-    def _power(self, handle: Any) -> Dict[str, float]:
+    def _power(self, handle: Any) -> dict[str, float]:
         self._milliwatts = float(self._nvml.nvmlDeviceGetPowerUsage(handle))
         return {"power_usage_watts": self._milliwatts / 1000}
 
-    def _power_share(self, handle: Any) -> Dict[str, float]:
+    def _power_share(self, handle: Any) -> dict[str, float]:
         if self._milliwatts is None:
             return {}  # told as the power draw already
         limit = self._nvml.nvmlDeviceGetEnforcedPowerLimit(handle)
         return {"power_usage_percentage": self._milliwatts / limit * 100} if limit else {}
 
-    def _temperature(self, handle: Any) -> Dict[str, float]:
+    def _temperature(self, handle: Any) -> dict[str, float]:
         sensor = getattr(self._nvml, "NVML_TEMPERATURE_GPU", 0)
         return {"temperature_celsius": float(self._nvml.nvmlDeviceGetTemperature(handle, sensor))}
 
@@ -176,7 +176,7 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def nvml_module() -> Optional[Any]:
+def nvml_module() -> Any | None:
     """pynvml, if the image or the bundle has it."""
     if "pynvml" not in sys.modules:
         try:

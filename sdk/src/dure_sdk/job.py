@@ -11,8 +11,10 @@ import signal
 import threading
 import time
 from pathlib import Path
-from types import FrameType
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 PROGRESS_EVERY_S = 1.0
 EXIT_STOPPED = 128 + signal.SIGTERM
@@ -34,7 +36,7 @@ def output_dir() -> Path:
     return folder
 
 
-def on_stop(save: Optional[Callable[[], Any]] = None) -> None:
+def on_stop(save: Callable[[], Any] | None = None) -> None:
     """Be told when the job is to stop. Call it in the main thread.
 
     Dure sends SIGTERM and promises 30 s. With `save`, that is called once and the program then
@@ -43,7 +45,7 @@ def on_stop(save: Optional[Callable[[], Any]] = None) -> None:
     """
     before = signal.getsignal(signal.SIGTERM)
 
-    def handle(number: int, frame: Optional[FrameType]) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if _stopping.is_set():
             return  # a second signal must not cut the checkpoint short
         _stopping.set()
@@ -62,7 +64,7 @@ def stopping() -> bool:
     return _stopping.is_set()
 
 
-def progress(done: float, total: Optional[float] = None, **facts: Any) -> None:
+def progress(done: float, total: float | None = None, **facts: Any) -> None:
     """Leave word of how far the job is, at most once a second; `facts` are shown beside it."""
     global _told_s  # noqa: PLW0603 - one job per process
     folder = os.environ.get("JOB_OUTPUT_DIR")

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Optional, Set
+from typing import Any
 
 SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 
 
-def loaded() -> Optional[Any]:
+def loaded() -> Any | None:
     """MLflow, if the program has imported it; importing it here would cost over a second."""
     return sys.modules.get("mlflow")
 
 
-def active_run_id() -> Optional[str]:
+def active_run_id() -> str | None:
     """The run that is open in this thread."""
     mlflow = loaded()
     run = mlflow.active_run() if mlflow is not None else None
     return str(run.info.run_id) if run is not None else None
 
 
-def open_run_ids() -> Optional[Set[str]]:
+def open_run_ids() -> set[str] | None:
     """Runs that are open in any thread; None where this MLflow does not tell."""
     try:
         stacks = sys.modules["mlflow.tracking.fluent"]._active_run_stack.get_all_thread_values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from dure_sdk.names import PREFIX, Renamed
 from dure_sdk.notices import Causes, say, warn
@@ -14,6 +14,8 @@ from dure_sdk.sender import Sample
 if (
     TYPE_CHECKING
 ):  # loaded by the sampling thread: the caller of enable_system_metrics does not wait
+    from collections.abc import Mapping
+
     from dure_sdk.collectors import Built
 
 WARM_S = 0.25
@@ -34,7 +36,7 @@ class Plan(NamedTuple):
     """For the line that tells what is collected."""
     over: Callable[[], bool]
     """Whether the program has ended the run without telling us."""
-    keep: Optional[Callable[[Built, Mapping[str, float]], Dict[str, float]]] = None
+    keep: Callable[[Built, Mapping[str, float]], dict[str, float]] | None = None
     """Which of the collected series this worker shows."""
     rest: bool = False
     """Whether this worker shows only what the first one of its node does not."""
@@ -48,7 +50,7 @@ class Monitor:
         plan: Plan,
         make: Callable[[], Built],
         put: Callable[[Sample], None],
-        tag: Callable[[Dict[str, str]], None],
+        tag: Callable[[dict[str, str]], None],
         write_words: Callable[[Mapping[str, Any]], None],
         started: Callable[[Built], None],
         causes: Causes,
@@ -61,8 +63,8 @@ class Monitor:
         self._started = started
         self._causes = causes
         self._stop = threading.Event()
-        self._built: Optional[Built] = None
-        self._kills_before: Optional[int] = None
+        self._built: Built | None = None
+        self._kills_before: int | None = None
         self._thread = threading.Thread(target=self._run, name="dure-monitor", daemon=True)
         self.points = 0
 
@@ -124,11 +126,11 @@ class Monitor:
         self._tag(self._verdict(built))
         self._words(self._said(built, ended=True))
 
-    def _collect(self, monitors: List[Renamed]) -> None:
+    def _collect(self, monitors: list[Renamed]) -> None:
         for monitor in monitors:
             try:
                 monitor.collect_metrics()
-            except Exception as error:  # noqa: BLE001 - one collector fails, the others go on
+            except Exception as error:  # noqa: BLE001, PERF203 - the others go on
                 self._failed(monitor, error)
 
     def _failed(self, monitor: Renamed, error: Exception) -> None:
@@ -139,7 +141,7 @@ class Monitor:
         )
 
     def _publish(self, built: Built) -> None:
-        values: Dict[str, float] = {}
+        values: dict[str, float] = {}
         for monitor in built.monitors:
             try:
                 values.update(monitor.aggregate_metrics())
@@ -157,9 +159,9 @@ class Monitor:
             say(f"{self._plan.where}: {len(kept)} series every {self._plan.interval_s:g} s")
         self._words(self._said(built))
 
-    def _said(self, built: Built, *, ended: bool = False) -> Dict[str, Any]:
+    def _said(self, built: Built, *, ended: bool = False) -> dict[str, Any]:
         """What the last-words file says after this sample."""
-        said: Dict[str, Any] = {"time_ms": _now_ms(), "points": self.points, "ended": ended}
+        said: dict[str, Any] = {"time_ms": _now_ms(), "points": self.points, "ended": ended}
         if built.gpu is not None:
             said["gpus"] = [gpu.uuid for gpu in built.gpu.gpus.values()]
         if built.cgroup is not None:
@@ -167,12 +169,12 @@ class Monitor:
             said["oom_kills_before"] = self._kills_before
         return said
 
-    def _kills(self) -> Optional[int]:
+    def _kills(self) -> int | None:
         return self._built.cgroup.oom_kills() if self._built and self._built.cgroup else None
 
-    def _verdict(self, built: Built) -> Dict[str, str]:
+    def _verdict(self, built: Built) -> dict[str, str]:
         """Tags of the end: what the kernel counted, and the two peaks, which are two facts."""
-        tags: Dict[str, str] = {}
+        tags: dict[str, str] = {}
         if built.cgroup is None:
             return tags
         kills = self._kills()

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PREFIX = "system/"
 """MLflow's own prefix; its pages group by it."""
@@ -29,7 +32,7 @@ def scoped(key: str) -> str:
     return key
 
 
-def safe_node(name: Optional[str]) -> Optional[str]:
+def safe_node(name: str | None) -> str | None:
     """A node name that MLflow takes: one bad name makes it refuse a whole batch."""
     text = re.sub(r"[^A-Za-z0-9_.-]+", "-", (name or "").strip())
     text = re.sub(r"\.{2,}", ".", text).strip(".-")
@@ -40,10 +43,10 @@ def safe_node(name: Optional[str]) -> Optional[str]:
     return text or None
 
 
-def renamer(rank: int, node: Optional[str], *, node_series: bool = True) -> Rename:
+def renamer(rank: int, node: str | None, *, node_series: bool = True) -> Rename:
     """A function from MLflow's key to the final one below `system/`; None = left out."""
 
-    def rename(key: str) -> Optional[str]:
+    def rename(key: str) -> str | None:
         series = scoped(key)
         if not series.startswith(NODE_SCOPES):
             return f"{series}/rank{rank}"
@@ -55,7 +58,7 @@ def renamer(rank: int, node: Optional[str], *, node_series: bool = True) -> Rena
 
 
 class Renamed:
-    """A collector of MLflow's kind whose keys come out renamed; everything else is the inner one's."""
+    """A collector of MLflow's kind whose keys come out renamed; all else is the inner one's."""
 
     def __init__(self, inner: Any, rename: Rename) -> None:
         self.inner = inner
@@ -67,18 +70,18 @@ class Renamed:
         return str(getattr(self.inner, "name", None) or type(self.inner).__name__)
 
     @property
-    def _metrics(self) -> Dict[str, Any]:
+    def _metrics(self) -> dict[str, Any]:
         return self._renamed(self.inner._metrics)
 
     def collect_metrics(self) -> None:
         self.inner.collect_metrics()
 
-    def aggregate_metrics(self) -> Dict[str, Any]:
+    def aggregate_metrics(self) -> dict[str, Any]:
         return self._renamed(self.inner.aggregate_metrics())
 
     def clear_metrics(self) -> None:
         self.inner.clear_metrics()
 
-    def _renamed(self, values: Mapping[str, Any]) -> Dict[str, Any]:
+    def _renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:
         pairs = ((self._rename(key), value) for key, value in values.items())
         return {name: value for name, value in pairs if name is not None}

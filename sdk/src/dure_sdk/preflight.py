@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from dure_sdk.dictionary import expected
 from dure_sdk.names import PREFIX, renamer, safe_node
 from dure_sdk.timing import timing
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class Preflight(NamedTuple):
     """The volume of one run."""
 
-    series: List[str]
+    series: list[str]
     collectors: int
     interval_s: float
     samples: int
@@ -33,8 +36,8 @@ def expect(
     workers: int = 1,
     workers_per_pod: int = 1,
     all_workers: bool = False,
-    interval: Optional[float] = None,
-    samples: Optional[int] = None,
+    interval: float | None = None,
+    samples: int | None = None,
     gpus_per_pod: int = 0,
     memory_limit: bool = False,
     cpu_quota: bool = False,
@@ -52,7 +55,7 @@ def expect(
         psi=pressure,
         node=not node_agent,
     )
-    names: List[str] = []
+    names: list[str] = []
     for pod in range(pods):
         node = safe_node(nodes[pod]) if pod < len(nodes) else None
         rename = renamer(pod * workers_per_pod, node)

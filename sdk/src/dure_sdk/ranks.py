@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Rank(NamedTuple):
@@ -16,8 +19,8 @@ class Rank(NamedTuple):
 
     rank: int = 0
     world_size: int = 1
-    local_rank: Optional[int] = 0
-    local_world_size: Optional[int] = 1
+    local_rank: int | None = 0
+    local_world_size: int | None = 1
     source: str = "single"
 
     @property
@@ -31,13 +34,13 @@ class Rank(NamedTuple):
         return -(-self.world_size // (self.local_world_size or 1))
 
 
-def current(environ: Optional[Mapping[str, str]] = None) -> Rank:
+def current(environ: Mapping[str, str] | None = None) -> Rank:
     """The rank of this process: Ray Train, else torchrun's names, else Slurm's, else alone."""
     env = os.environ if environ is None else environ
     return _ray_train() or _torchrun(env) or _slurm(env) or Rank()
 
 
-def _ray_train() -> Optional[Rank]:
+def _ray_train() -> Rank | None:
     # Only if the program itself uses Ray Train: importing it costs seconds.
     train = sys.modules.get("ray.train")
     if train is None:
@@ -55,7 +58,7 @@ def _ray_train() -> Optional[Rank]:
         return None  # not inside a worker
 
 
-def _torchrun(env: Mapping[str, str]) -> Optional[Rank]:
+def _torchrun(env: Mapping[str, str]) -> Rank | None:
     rank = _number(env, "RANK")
     if rank is None:
         return None
@@ -68,7 +71,7 @@ def _torchrun(env: Mapping[str, str]) -> Optional[Rank]:
     )
 
 
-def _slurm(env: Mapping[str, str]) -> Optional[Rank]:
+def _slurm(env: Mapping[str, str]) -> Rank | None:
     rank = _number(env, "SLURM_PROCID")
     if rank is None:
         return None
@@ -81,13 +84,13 @@ def _slurm(env: Mapping[str, str]) -> Optional[Rank]:
     )
 
 
-def _slurm_tasks_here(env: Mapping[str, str]) -> Optional[int]:
+def _slurm_tasks_here(env: Mapping[str, str]) -> int | None:
     """Slurm says `2(x3),1`; only an even spread tells how many collectors there are."""
     text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or ""
     first = text.split("(", maxsplit=1)[0]
     return int(first) if first.isdigit() and "," not in text else None
 
 
-def _number(env: Mapping[str, str], name: str) -> Optional[int]:
+def _number(env: Mapping[str, str], name: str) -> int | None:
     text = env.get(name, "").strip()
     return int(text) if text.isdigit() else None

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from dure_sdk.notices import Causes, say, warn
 from dure_sdk.transport import BATCH_MAX, AwayError, Metric, RefusedError
-
 
 HANGS_S = 0.5
 """At the end: a request this old is not waited for alone, a second one is sent beside it."""
@@ -40,21 +39,21 @@ class Sample(NamedTuple):
 
     timestamp_ms: int
     step: int
-    values: Dict[str, float]
+    values: dict[str, float]
 
 
 class Sender:
     """Takes samples and tags from any thread and writes them from its own."""
 
     def __init__(
-        self, transport: Any, suffix: str, causes: Causes, pace: Optional[Pace] = None
+        self, transport: Any, suffix: str, causes: Causes, pace: Pace | None = None
     ) -> None:
         self._transport = transport
         self._suffix = suffix
         self._causes = causes
         self._pace = pace = pace or Pace()
-        self._samples: List[Sample] = []
-        self._tags: Dict[str, str] = {}
+        self._samples: list[Sample] = []
+        self._tags: dict[str, str] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._idle = threading.Event()
@@ -62,10 +61,10 @@ class Sender:
         self._ended = False
         self._in_request = False
         self._taken_over = False
-        self._step_base: Optional[int] = None
+        self._step_base: int | None = None
         self._stride = 2
         self._flying = 0
-        self._away_since_s: Optional[float] = None
+        self._away_since_s: float | None = None
         self._timeout_s = pace.timeout_s
         self._moved_s = time.monotonic()
         self._tried_s = float("-inf")
@@ -99,7 +98,7 @@ class Sender:
         if time.monotonic() - self._tried_s >= 0.9 * self._pace.send_every_s:
             self._wake.set()
 
-    def tag(self, tags: Dict[str, str]) -> None:
+    def tag(self, tags: dict[str, str]) -> None:
         """Take tags; a later value of a key replaces an earlier one."""
         with self._lock:
             self._tags.update(tags)
@@ -194,9 +193,10 @@ class Sender:
                         del self._tags[key]
             self._moved_s = time.monotonic()
 
-    def _batch(self) -> List[Sample]:
+    def _batch(self) -> list[Sample]:
         """The oldest samples that fit into one request, at least one."""
-        size, batch = 0, []
+        size = 0
+        batch: list[Sample] = []
         for sample in self._samples:
             size += len(sample.values)
             if batch and size > BATCH_MAX:
@@ -204,7 +204,7 @@ class Sender:
             batch.append(sample)
         return batch
 
-    def _send(self, batch: List[Sample], tags: Dict[str, str]) -> None:
+    def _send(self, batch: list[Sample], tags: dict[str, str]) -> None:
         base = self._step_base or 0
         metrics = [
             Metric(key, value, sample.timestamp_ms, base + sample.step)
@@ -225,7 +225,7 @@ class Sender:
                 return
         self.sent += len(batch)
 
-    def _log(self, metrics: List[Metric], tags: Dict[str, str]) -> None:
+    def _log(self, metrics: list[Metric], tags: dict[str, str]) -> None:
         self._try(lambda timeout_s: self._transport.log(metrics, tags, timeout_s))
 
     def _next_step(self) -> int:
@@ -254,7 +254,7 @@ class Sender:
         self._back()
         return result
 
-    def _refused(self, batch: List[Sample], error: RefusedError) -> None:
+    def _refused(self, batch: list[Sample], error: RefusedError) -> None:
         self.dropped += len(batch)
         if not error.final:
             self._causes.warn("refused", f"MLflow refused a batch of samples: {error}")

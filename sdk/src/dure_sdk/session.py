@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Dict, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from dure_sdk import mlflow_state, timing, words
 from dure_sdk.monitor import Monitor, Plan
 from dure_sdk.names import Rename, renamer, safe_node
 from dure_sdk.notices import Causes, say, warn
-from dure_sdk.ranks import Rank
 from dure_sdk.sender import Pace, Sender
 from dure_sdk.transport import transport
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dure_sdk.collectors import Built
+    from dure_sdk.ranks import Rank
 
 TAG = "dure.sysmetrics."
 SAMPLER_LIMIT_S = 2.5
@@ -32,8 +34,8 @@ class Asked(NamedTuple):
     rank: Rank
     all_workers: bool
     timing: timing.Timing
-    node: Optional[str]
-    pace: Optional[Pace] = None
+    node: str | None
+    pace: Pace | None = None
 
 
 class Session:
@@ -60,7 +62,7 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """Whether samples are still taken, in this process and not in the one it was forked from."""
+        """Whether samples are still taken, by this process and not by the one it came from."""
         return self.pid == os.getpid() and self.monitor is not None and self.monitor.alive
 
     def stop(self, limit_s: float) -> bool:
@@ -134,24 +136,20 @@ class Session:
         runs = mlflow_state.open_run_ids()
         return runs is not None and self.run_id not in runs
 
-    def _not_shown_by_first(self, built: Built, values: Mapping[str, float]) -> Dict[str, float]:
+    def _not_shown_by_first(self, built: Built, values: Mapping[str, float]) -> dict[str, float]:
         """Under srun: GPUs that the node's first rank cannot see, and a cgroup of its own."""
         first = self._first_words()
-        shown = set((first or {}).get("gpus", ()))
+        shown = (first or {}).get("gpus")
         hidden = [
-            f"gpu_{g.index}_"
-            for g in (built.gpu.gpus if built.gpu else {}).values()
-            if g.uuid in shown
+            f"gpu_{gpu.position}_"
+            for gpu in (built.gpu.gpus if built.gpu else {}).values()
+            if isinstance(shown, list) and gpu.uuid in shown
         ]
         if first and built.cgroup and built.cgroup.facts().get("cgroup") == first.get("cgroup"):
             hidden.append("container_")
-        return (
-            {k: v for k, v in values.items() if not k.startswith(tuple(hidden))}
-            if hidden
-            else dict(values)
-        )
+        return {k: v for k, v in values.items() if not k.startswith(tuple(hidden))}
 
-    def _first_words(self) -> Optional[Dict[str, object]]:
+    def _first_words(self) -> dict[str, object] | None:
         """Of the first rank here; waited for a little, at the first sample only."""
         until_s = time.monotonic() + (
             0 if self.monitor and self.monitor.points else NEIGHBOUR_LIMIT_S
@@ -162,7 +160,7 @@ class Session:
                 return found
             time.sleep(0.1)
 
-    def _tags(self) -> Dict[str, str]:
+    def _tags(self) -> dict[str, str]:
         rank = self._asked.rank
         tags = {f"{TAG}rank{rank.rank}": self._asked.node or "unknown"}
         if rank.rank == 0:
@@ -171,7 +169,7 @@ class Session:
             tags[f"{TAG}collectors"] = str(rank.pods if self._asked.all_workers else 1)
         return tags
 
-    def _tag_end(self, said: Dict[str, str]) -> None:
+    def _tag_end(self, said: dict[str, str]) -> None:
         """The monitor's tags: rank 0 speaks for the run, another rank for itself."""
         rank = self._asked.rank.rank
         prefix = TAG if rank == 0 else f"{TAG}rank{rank}."
@@ -184,11 +182,11 @@ class Session:
         rank = self._asked.rank.rank
         tags = versions.tags() if rank == 0 else {}
         for gpu in (built.gpu.gpus if built.gpu else {}).values():
-            tags[f"{TAG}rank{rank}.gpu_{gpu.index}"] = f"{gpu.uuid} {gpu.model}"
+            tags[f"{TAG}rank{rank}.gpu_{gpu.position}"] = f"{gpu.uuid} {gpu.model}"
         if tags:
             self.sender.tag(tags)
 
-    def _fixed_words(self) -> Dict[str, object]:
+    def _fixed_words(self) -> dict[str, object]:
         return {
             "run_id": self.run_id,
             "node": self._asked.node,
@@ -209,6 +207,6 @@ class Session:
             warn(f"{self.sender.dropped} samples were dropped in this run")
 
 
-def node_name() -> Optional[str]:
+def node_name() -> str | None:
     """The node as Kubernetes' downward API or Dure's agent names it; never guessed."""
     return safe_node(os.environ.get("NODE_NAME"))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import List, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 INTERVAL_S = 10.0
 SAMPLES = 1
@@ -19,18 +22,18 @@ class Timing(NamedTuple):
 
     interval_s: float
     samples: int
-    lines: List[str]
+    lines: list[str]
 
 
 def timing(
-    interval: Optional[float],
-    samples: Optional[int],
+    interval: float | None,
+    samples: int | None,
     collectors: int,
-    environ: Optional[Mapping[str, str]] = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Timing:
     """Explicit arguments win over MLflow's variables, these over the defaults."""
     env = os.environ if environ is None else environ
-    lines: List[str] = []
+    lines: list[str] = []
     asked_s = _pick(interval, env.get(ENV_INTERVAL), ENV_INTERVAL, INTERVAL_S, lines)
     points = _pick(samples, env.get(ENV_SAMPLES), ENV_SAMPLES, SAMPLES, lines)
     floor_s = floor(asked_s, collectors)
@@ -49,7 +52,7 @@ def floor(asked_s: float, collectors: int) -> float:
 
 
 def _pick(
-    given: Optional[float], text: Optional[str], name: str, default: float, lines: List[str]
+    given: float | None, text: str | None, name: str, default: float, lines: list[str]
 ) -> float:
     if given is not None:
         if _positive(given):

@@ -9,7 +9,7 @@ import os
 
 TYPE_CHECKING = False  # typing costs a fifth of this package's import budget
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from typing import Any
 
     from dure_sdk.preflight import Preflight
     from dure_sdk.session import Session
@@ -28,7 +28,7 @@ __all__ = [
     "worker_env",
 ]
 
-_session: Optional[Session] = None
+_session: Session | None = None
 _owned: set[str] = set()
 _attached: set[str] = set()
 _exit_registered = False
@@ -37,10 +37,10 @@ _exit_registered = False
 def enable_system_metrics(
     *,
     all_workers: bool = False,
-    interval: Optional[float] = None,
-    samples: Optional[int] = None,
-    run_id: Optional[str] = None,
-    tracking_uri: Optional[str] = None,
+    interval: float | None = None,
+    samples: int | None = None,
+    run_id: str | None = None,
+    tracking_uri: str | None = None,
 ) -> bool:
     """Record system metrics of the open run; call it before data loaders and models exist.
 
@@ -56,10 +56,10 @@ def enable_system_metrics(
 
 
 def init_driver(
-    experiment: Optional[str] = None,
-    run_name: Optional[str] = None,
+    experiment: str | None = None,
+    run_name: str | None = None,
     *,
-    tags: Optional[Dict[str, str]] = None,
+    tags: dict[str, str] | None = None,
 ) -> str:
     """Open the run in the process that starts the workers; returns its id for `prepare_worker`.
 
@@ -80,15 +80,13 @@ def init_driver(
     return run_id
 
 
-def worker_env() -> Dict[str, str]:
+def worker_env() -> dict[str, str]:
     """What workers on other machines need in their environment to find the driver's run."""
     names = (RUN_ID_ENV, "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN")
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
-def prepare_worker(
-    run_id: Optional[str] = None, *, tracking_uri: Optional[str] = None
-) -> Optional[str]:
+def prepare_worker(run_id: str | None = None, *, tracking_uri: str | None = None) -> str | None:
     """Attach this worker to the driver's run; its end stays the driver's. Returns the run's id."""
     _drop_switch()
     known = run_id or os.environ.get(RUN_ID_ENV) or os.environ.get("MLFLOW_RUN_ID")
@@ -149,10 +147,10 @@ def preflight(**kwargs: Any) -> Preflight:
 
 def _enable(
     all_workers: bool,
-    interval: Optional[float],
-    samples: Optional[int],
-    run_id: Optional[str],
-    tracking_uri: Optional[str],
+    interval: float | None,
+    samples: int | None,
+    run_id: str | None,
+    tracking_uri: str | None,
 ) -> bool:
     global _session  # noqa: PLW0603 - one monitor per process is the point
     from dure_sdk import mlflow_state
@@ -183,7 +181,7 @@ def _enable(
     return _session.monitor is not None
 
 
-def _attach(run_id: str, tracking_uri: Optional[str]) -> str:
+def _attach(run_id: str, tracking_uri: str | None) -> str:
     import mlflow
 
     if tracking_uri:
@@ -198,7 +196,7 @@ def _attach(run_id: str, tracking_uri: Optional[str]) -> str:
 
 def _stop_session(limit_s: float) -> bool:
     """Stop and flush; whether the server took everything."""
-    global _session  # noqa: PLW0603 - see above
+    global _session
     session, _session = _session, None
     return session.stop(limit_s) if session is not None else True
 

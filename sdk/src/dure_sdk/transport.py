@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dure_sdk.names import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BATCH_MAX = 1000
 """Metrics MLflow takes in one request."""
@@ -47,9 +50,9 @@ class HttpTransport:
     def __init__(self, uri: str, run_id: str) -> None:
         self._uri = uri
         self._run_id = run_id
-        self._store: Optional[Any] = None
+        self._store: Any | None = None
 
-    def log(self, metrics: List[Metric], tags: Mapping[str, str], timeout_s: float) -> None:
+    def log(self, metrics: list[Metric], tags: Mapping[str, str], timeout_s: float) -> None:
         """Write metrics and tags."""
         body = {
             "run_id": self._run_id,
@@ -105,9 +108,9 @@ class ClientTransport:
     def __init__(self, uri: str, run_id: str) -> None:
         self._uri = uri
         self._run_id = run_id
-        self._made: Optional[Any] = None
+        self._made: Any | None = None
 
-    def log(self, metrics: List[Metric], tags: Mapping[str, str], timeout_s: float) -> None:
+    def log(self, metrics: list[Metric], tags: Mapping[str, str], timeout_s: float) -> None:
         """Write metrics and tags; the store's own time-outs hold."""
         del timeout_s
         from mlflow.entities import Metric as MlflowMetric
@@ -148,7 +151,7 @@ class ClientTransport:
             raise AwayError(_short(error)) from error
 
 
-def transport(uri: str, run_id: str) -> "HttpTransport | ClientTransport":
+def transport(uri: str, run_id: str) -> HttpTransport | ClientTransport:
     """The transport for a tracking URI."""
     http = uri.startswith(("http://", "https://"))
     return HttpTransport(uri, run_id) if http else ClientTransport(uri, run_id)
@@ -160,7 +163,7 @@ def _read(status: int, text: str) -> Any:
         body = json.loads(text or "{}")
     except ValueError:
         body = None
-    said: Dict[str, Any] = body if isinstance(body, dict) else {}
+    said: dict[str, Any] = body if isinstance(body, dict) else {}
     if status == 200 and body is not None:
         return said
     code = said.get("error_code", "")
@@ -168,12 +171,12 @@ def _read(status: int, text: str) -> Any:
     # A proxy before a server that is down answers 404 too: only MLflow's own word is final.
     if code == GONE:
         raise RefusedError(words, final=True)
-    if status == 400 or status == 413:
+    if status in {400, 413}:
         raise RefusedError(words)
     raise AwayError(words)
 
 
-def _after(steps: "List[tuple[str, int]]", suffix: str) -> int:
+def _after(steps: list[tuple[str, int]], suffix: str) -> int:
     own = [step for key, step in steps if key.startswith(PREFIX) and key.endswith(suffix)]
     return max(own) + 1 if own else 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Dict, Optional
 
 from dure_sdk import __version__
 
@@ -12,7 +11,7 @@ PACKAGES = (("mlflow", "mlflow"), ("psutil", "psutil"), ("nvidia-ml-py", "pynvml
 JUDGED = ("psutil", "pynvml")
 
 
-def tags() -> Dict[str, str]:
+def tags() -> dict[str, str]:
     """`dure.sysmetrics.versions`, `.deps` and `.deps_paths`."""
     versions = [f"dure-sdk {__version__}", f"python {sys.version.split()[0]}"]
     for distribution, module in PACKAGES:
@@ -35,7 +34,7 @@ def injected(path: str) -> bool:
     return False
 
 
-def _path(module: str) -> Optional[str]:
+def _path(module: str) -> str | None:
     return getattr(sys.modules.get(module), "__file__", None)
 
 

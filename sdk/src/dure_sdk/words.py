@@ -12,10 +12,13 @@ import os
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
-def folder(environ: Optional[Mapping[str, str]] = None) -> Optional[Path]:
+def folder(environ: Mapping[str, str] | None = None) -> Path | None:
     """Where the files go: an own setting, the job's output folder, else Slurm's step."""
     env = os.environ if environ is None else environ
     if env.get("DURE_LAST_WORDS_DIR"):
@@ -27,7 +30,7 @@ def folder(environ: Optional[Mapping[str, str]] = None) -> Optional[Path]:
     return None
 
 
-def step(environ: Optional[Mapping[str, str]] = None) -> str:
+def step(environ: Mapping[str, str] | None = None) -> str:
     """One launch of ranks: files of an earlier one say nothing about this one."""
     env = os.environ if environ is None else environ
     names = ("JOB_ID", "JOB_ATTEMPT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
@@ -37,7 +40,7 @@ def step(environ: Optional[Mapping[str, str]] = None) -> str:
 class Words:
     """The file of one rank, replaced whole at each sample."""
 
-    def __init__(self, rank: int, fixed: Mapping[str, Any], where: Optional[Path] = None) -> None:
+    def __init__(self, rank: int, fixed: Mapping[str, Any], where: Path | None = None) -> None:
         self._folder = folder() if where is None else where
         self._name = f"last-words-rank{rank}.json"
         self._fixed = {"version": 1, "rank": rank, "host": socket.gethostname(), "step": step()}
@@ -59,7 +62,7 @@ class Words:
             self._folder = None
 
 
-def first_here(where: Optional[Path], host: str, this_step: str) -> Optional[Dict[str, Any]]:
+def first_here(where: Path | None, host: str, this_step: str) -> dict[str, Any] | None:
     """What the first rank of this node and launch has written, if it has."""
     if where is None or not where.is_dir():
         return None

@@ -23,7 +23,6 @@ def _bundled():
 def _shadowed(boot):
     """The image's own sitecustomize, which the import of this one kept from running."""
     import os
-
     from _frozen_importlib_external import PathFinder
 
     rest = [p for p in sys.path if os.path.abspath(p) != boot]
