@@ -62,7 +62,7 @@ format: $(VENV)/.dev ## let ruff format everything
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev ## all benchmarks; each prints one JSON object as its last line
+bench: $(VENV)/.dev $(TRACK)/.made ## all benchmarks; each prints one JSON object as its last line
 	@for b in bench/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 clean: ## remove what was built

@@ -357,21 +357,12 @@ def test_srun_ranks_show_only_what_the_first_of_their_node_cannot(
     trees = [v2(tmp_path / f"tree{i}", 500 * MIB) for i in range(2)]
     env = {**SRUN, "MLFLOW_TRACKING_URI": server.uri, "DURE_MLFLOW_RUN_ID": run.info.run_id}
     env["DURE_LAST_WORDS_DIR"] = str(tmp_path / "words")
-    ranks = [
-        python(
-            TRAIN,
-            {
-                **env,
-                "SLURM_PROCID": str(rank),
-                "SLURM_LOCALID": str(rank),
-                "DURE_CGROUP_ROOT": str(trees[0 if same_cgroup else rank]),
-            },
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        out = rank.communicate(timeout=60)[0]
-        assert rank.returncode == 0, out
+    for rank in range(2):  # one after the other: the first one's words stay
+        own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+        own["DURE_CGROUP_ROOT"] = str(trees[0 if same_cgroup else rank])
+        done = python(TRAIN, {**env, **own})
+        out = done.communicate(timeout=60)[0]
+        assert done.returncode == 0, out
     got = set(held(run.info.run_id).data.metrics)
     assert got >= names(0, "n1") | {f"system/{k}/rank0" for k in KEYS}
     second = {k for k in got if k.endswith("/rank1")}
