@@ -55,6 +55,33 @@ tracking.end_run() if which == "ours" else mlflow.end_run()
 print(json.dumps(time.monotonic() - begun), flush=True)
 os._exit(0)
 """
+# The training thread: a loop that looks at the clock, while samples are taken ten times a second
+# and the server is silent. Its longest pause is what it was kept from running.
+SPIN = """
+import json, os, sys, time
+import mlflow
+which, uri, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+mlflow.set_tracking_uri(uri)
+from dure_sdk import tracking
+run = tracking.start_run()
+if which == "ours":
+    tracking.enable_system_metrics(interval=0.1)
+time.sleep(2)
+print("go", flush=True)
+sys.stdin.readline()
+end = before = time.perf_counter()
+end += seconds
+pauses = []
+while before < end:
+    now = time.perf_counter()
+    if now - before > 0.001:
+        pauses.append(now - before)
+    before = now
+pauses.sort()
+p99 = pauses[int(len(pauses) * 0.99)] if pauses else 0
+print(json.dumps([p99 * 1000, max(pauses, default=0) * 1000]), flush=True)
+os._exit(0)
+"""
 
 
 def import_cpu_ms() -> float:
@@ -133,6 +160,30 @@ def stop_s(mode: str, port: int) -> float:
     return took_s
 
 
+def pauses_ms(which: str, port: int, seconds: float) -> list[float]:
+    """p99 and longest of the pauses over 1 ms of a training thread beside a silent server."""
+    from tests.sdk.servers import Door
+
+    door = Door(port)
+    child = subprocess.Popen(
+        [sys.executable, "-c", SPIN, which, door.uri, str(seconds)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert child.stdin and child.stdout
+    while child.stdout.readline() != "go\n":
+        pass
+    door.turn("silent")
+    child.stdin.write("\n")
+    child.stdin.close()
+    got: list[float] = json.loads(child.stdout.readlines()[-1])
+    child.wait()
+    door.close()
+    return got
+
+
 def main() -> None:
     """Measure and print."""
     if importlib.util.find_spec("mlflow") is None:
@@ -152,6 +203,8 @@ def main() -> None:
         ours = side("ours", server.uri, seconds, server.process.pid)
         for name, got in (("nothing", nothing), ("stock", stock), ("ours", ours)):
             print(name, json.dumps(got))
+        alone = pauses_ms("nothing", server.port, 10)
+        beside = pauses_ms("ours", server.port, 10)
         stops = {mode: stop_s(mode, server.port) for mode in ("refused", "busy", "silent")}
     finally:
         server.close()
@@ -164,6 +217,9 @@ def main() -> None:
         ),
         "cpu_share_at_1s_percentage": round(ours["cpu_s"] / seconds * 100, 3),
         "enable_ms": round(ours["enable_ms"], 1),
+        "training_pause_p99_ms": round(beside[0], 1),
+        "training_pause_max_ms": round(beside[1], 1),
+        "training_pause_max_ms_without": round(alone[1], 1),
         "points_ours": ours["points"],
         "points_stock": stock["points"],
         "stop_refused_server_s": round(stops["refused"], 2),

@@ -85,6 +85,7 @@ def clean(monkeypatch):
         tracking._stop_session(1)
         tracking._owned.clear()
         tracking._attached.clear()
+        tracking._prepared = None
     fluent = sys.modules.get("mlflow.tracking.fluent")
     if fluent is not None:
         fluent._active_run_stack.get().clear()

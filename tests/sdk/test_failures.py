@@ -75,6 +75,20 @@ def test_server_that_is_away_from_the_start(run, door, server):
     assert [p.step for p in points] == list(range(len(points)))
 
 
+def test_worker_that_starts_while_the_server_is_away_records_all_the_same(run, door, server):
+    run_id = run.info.run_id
+    tracking.end_run()
+    door.turn("refused")
+    began = time.monotonic()
+    assert tracking.prepare_worker(run_id) == run_id
+    assert tracking.enable_system_metrics(interval=0.2)
+    assert time.monotonic() - began < 3
+    time.sleep(1)
+    door.turn("open")
+    tracking.end_run()
+    assert len(history(server, run_id)) >= 3
+
+
 def test_ten_minutes_at_ten_seconds_in_scaled_time(run, door, server):
     """60 intervals of outage; only the unit is a fiftieth of a second and not ten of them."""
     sender = Sender(HttpTransport(door.uri, run.info.run_id), "/rank0", Causes(), FAST)

@@ -202,6 +202,30 @@ def test_resumed_run_continues_its_step_and_only_its_own(run):
     assert after == list(range(len(after)))
 
 
+@pytest.mark.parametrize(("error", "status"), [(None, "FINISHED"), (KeyError, "FAILED")])
+def test_with_statement_ends_in_order(server, error, status):
+    mlflow.set_tracking_uri(server.uri)
+    try:
+        with tracking.start_run() as run:
+            tracking.enable_system_metrics(interval=60)
+            time.sleep(1)
+            if error:
+                raise error
+    except KeyError:
+        pass
+    assert held(run.info.run_id).info.status == status
+    assert len(history(run.info.run_id, "system/node_memory_usage_megabytes/rank0")) == 2
+
+
+def test_rank_that_knows_no_run_opens_none(server, monkeypatch, caplog):
+    mlflow.set_tracking_uri(server.uri)
+    monkeypatch.setenv("RANK", "1")
+    with tracking.start_run():
+        assert mlflow.active_run() is None
+        assert not tracking.enable_system_metrics(all_workers=True)
+    assert caplog.text.count("was told no run") == 1
+
+
 def test_run_ended_by_mlflow_alone_ends_the_monitor(run):
     tracking.enable_system_metrics(interval=0.2)
     session = tracking._session

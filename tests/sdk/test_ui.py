@@ -12,10 +12,16 @@ from dure_sdk import tracking
 from tests.sdk.test_real_mlflow import TRAIN
 
 CHROMIUM = shutil.which("chromium")
-OPTIONS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync"
-).split()
+OPTIONS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 SERIES = "system/node_memory_usage_percentage"
 
 
@@ -62,7 +68,7 @@ def sections(page, wanted: dict[str, str]) -> dict[str, str]:
         lines = [line.strip() for line in page.inner_text("body").splitlines() if line.strip()]
         for i, line in enumerate(lines):
             for title in wanted:
-                rest = line.removeprefix(title).strip() or (lines + [""])[i + 1]
+                rest = line.removeprefix(title).strip() or ([*lines, ""])[i + 1]
                 if line.startswith(title) and rest.startswith("("):
                     found[title] = rest
         time.sleep(0.5)

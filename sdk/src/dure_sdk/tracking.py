@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # typing costs a fifth of this package's import budget
+TYPE_CHECKING = False  # importing typing costs more than this whole package may
 if TYPE_CHECKING:
     from typing import Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 RUN_ID_ENV = "DURE_MLFLOW_RUN_ID"
 """Tells workers the driver's run. MLflow's own variable would be taken by the next nested run."""
 STOP_LIMIT_S = 30.0
+ASK_LIMIT_S = 5.0
 
 __all__ = [
     "enable_system_metrics",
@@ -31,6 +32,8 @@ __all__ = [
 _session: Session | None = None
 _owned: set[str] = set()
 _attached: set[str] = set()
+_prepared: str | None = None
+"""The run this worker was told of; it can be recorded though MLflow could not be asked for it."""
 _exit_registered = False
 
 
@@ -75,14 +78,15 @@ def init_driver(
     run_id = str(run.info.run_id)
     _owned.add(run_id)
     os.environ[RUN_ID_ENV] = run_id
-    os.environ.setdefault("MLFLOW_TRACKING_URI", mlflow.get_tracking_uri())
+    os.environ["MLFLOW_TRACKING_URI"] = mlflow.get_tracking_uri()
     _register_exit()
     return run_id
 
 
 def worker_env() -> dict[str, str]:
     """What workers on other machines need in their environment to find the driver's run."""
-    names = (RUN_ID_ENV, "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN")
+    logins = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    names = (RUN_ID_ENV, "MLFLOW_TRACKING_URI", *logins)
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
@@ -103,8 +107,9 @@ def prepare_worker(run_id: str | None = None, *, tracking_uri: str | None = None
 def start_run(**kwargs: Any) -> Any:
     """Open the run, from any rank: rank 0 opens or resumes it, the others attach to it.
 
-    Takes what `mlflow.start_run` takes and returns what it returns. A rank that no run is known
-    to gets a context that does nothing: one run per rank would be worse than none.
+    Takes what `mlflow.start_run` takes. The result shows the run's `info` and `data` and can stand
+    in a `with`, which ends as `end_run` does. A rank that no run is known to gets one that does
+    nothing: one run per rank would be worse than none.
     """
     import mlflow
 
@@ -116,11 +121,25 @@ def start_run(**kwargs: Any) -> Any:
         run = mlflow.start_run(**kwargs)
         _owned.add(str(run.info.run_id))
         _register_exit()
-        return run
-    attached = prepare_worker(kwargs.get("run_id"))
-    from contextlib import nullcontext
+        return _OpenRun(run)
+    prepare_worker(kwargs.get("run_id"))
+    return _OpenRun(mlflow.active_run())
 
-    return mlflow.active_run() if attached else nullcontext()
+
+class _OpenRun:
+    """MLflow's open run (or none), whose `with` ends in our order and not in MLflow's."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def __enter__(self) -> _OpenRun:  # noqa: PYI034 - Self needs Python 3.11
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        end_run("FINISHED" if error[0] is None else "FAILED")
 
 
 def end_run(status: str = "FINISHED", *, limit_s: float = STOP_LIMIT_S) -> None:
@@ -131,6 +150,8 @@ def end_run(status: str = "FINISHED", *, limit_s: float = STOP_LIMIT_S) -> None:
     import time
 
     end_s = time.monotonic() + limit_s
+    global _prepared  # noqa: PLW0603 - see below
+    _prepared = None
     try:
         answers = _stop_session(limit_s)
         _finish(status, answers, end_s)
@@ -156,8 +177,10 @@ def _enable(
     from dure_sdk import mlflow_state
 
     mlflow = mlflow_state.loaded()
-    known = run_id or (mlflow_state.active_run_id() if mlflow else None)
-    if mlflow is None or not known:
+    if mlflow is None:
+        return False
+    known = run_id or mlflow_state.active_run_id() or _prepared
+    if not known:
         return False
     from dure_sdk.ranks import current
     from dure_sdk.session import Asked, Session, node_name
@@ -182,12 +205,22 @@ def _enable(
 
 
 def _attach(run_id: str, tracking_uri: str | None) -> str:
+    global _prepared  # noqa: PLW0603 - one run per process
     import mlflow
+
+    from dure_sdk.transport import AwayError, transport
 
     if tracking_uri:
         mlflow.set_tracking_uri(tracking_uri)
+    _prepared = run_id
     active = mlflow.active_run()
     if active is None or active.info.run_id != run_id:
+        try:
+            transport(mlflow.get_tracking_uri(), run_id).next_step("", ASK_LIMIT_S)
+        except AwayError as error:
+            # MLflow's own attempt would hold the worker for minutes.
+            _warn(f"MLflow does not answer, run {run_id} is not opened in this worker ({error})")
+            return run_id
         mlflow.start_run(run_id=run_id)
         _attached.add(run_id)
         _register_exit()
