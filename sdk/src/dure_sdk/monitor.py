@@ -20,6 +20,7 @@ if (
 
 WARM_S = 0.25
 """Between the reading that primes psutil's and the cgroup's counters and the first sample."""
+LOOK_S = 1.0
 MB = 1e6
 
 
@@ -111,7 +112,7 @@ class Monitor:
             return  # the first worker of this node shows everything that this one could
         due_s = last_s + self._plan.interval_s
         count = 0
-        while not self._stop.wait(max(due_s - time.monotonic(), 0)) and not self._plan.over():
+        while not self._over_before(due_s):
             self._collect(built.monitors)
             count += 1
             if count == self._plan.samples:
@@ -125,6 +126,13 @@ class Monitor:
             self._publish(built)
         self._tag(self._verdict(built))
         self._words(self._said(built, ended=True))
+
+    def _over_before(self, due_s: float) -> bool:
+        """Wait until `due_s`; True if the end came first. A run ended by MLflow alone is seen soon."""
+        while (left_s := due_s - time.monotonic()) > 0:
+            if self._stop.wait(min(left_s, LOOK_S)) or self._plan.over():
+                return True
+        return self._stop.is_set()
 
     def _collect(self, monitors: list[Renamed]) -> None:
         for monitor in monitors:

@@ -29,7 +29,7 @@ class Pace(NamedTuple):
     retry_s: float = 1.0
     retry_max_s: float = 8.0
     """Short, so that a job that ends soon after an outage still brings its samples home."""
-    last_try_s: float = 3.0
+    last_try_s: float = 4.0
     """At the end: how long without any progress until the rest is given up."""
     samples_max: int = 4096
 
