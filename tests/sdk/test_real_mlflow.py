@@ -193,10 +193,10 @@ def test_resumed_run_continues_its_step_and_only_its_own(run):
     client.log_metric(run_id, "system/mine", 1, step=1_000_000)
     client.log_metric(run_id, "system/node_memory_usage_megabytes/rank7", 1, step=500)
     tracking.start_run(run_id=run_id)
-    mlflow.start_run(run_id=run_id) if mlflow.active_run() is None else None
     tracking.enable_system_metrics(interval=0.2)
     time.sleep(0.8)
-    tracking._stop_session(10)
+    tracking.end_run()
+    assert held(run_id).info.status == "FINISHED"  # who resumed it ends it
     after = sorted(p.step for p in history(run_id, key))
     assert len(after) > len(before)
     assert after == list(range(len(after)))

@@ -128,7 +128,7 @@ class Monitor:
         self._words(self._said(built, ended=True))
 
     def _over_before(self, due_s: float) -> bool:
-        """Wait until `due_s`; True if the end came first. A run ended by MLflow alone is seen soon."""
+        """Wait until `due_s`; True if the end came first, also one that MLflow alone was told."""
         while (left_s := due_s - time.monotonic()) > 0:
             if self._stop.wait(min(left_s, LOOK_S)) or self._plan.over():
                 return True

@@ -116,13 +116,13 @@ def start_run(**kwargs: Any) -> Any:
     from dure_sdk.ranks import current
 
     _drop_switch()
-    known = kwargs.get("run_id") or os.environ.get(RUN_ID_ENV)
-    if current().rank == 0 and not known:
+    asked, driven = kwargs.get("run_id"), os.environ.get(RUN_ID_ENV)
+    if current().rank == 0 and (not driven or asked not in {None, driven}):
         run = mlflow.start_run(**kwargs)
         _owned.add(str(run.info.run_id))
         _register_exit()
         return _OpenRun(run)
-    prepare_worker(kwargs.get("run_id"))
+    prepare_worker(asked)
     return _OpenRun(mlflow.active_run())
 
 
@@ -251,7 +251,7 @@ def _finish(status: str, answers: bool, end_s: float) -> None:
         return
     channel = transport(mlflow.get_tracking_uri(), run_id)
     if isinstance(channel, HttpTransport):
-        limit_s = min(max(end_s - time.monotonic(), 0.1), 10.0) if answers else 1.0
+        limit_s = min(max(end_s - time.monotonic(), 0.1), 10.0) if answers else 0.5
         try:
             channel.finish(status, limit_s)
         except Exception as error:  # noqa: BLE001 - MLflow's own call would wait for minutes
