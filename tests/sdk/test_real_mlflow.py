@@ -338,6 +338,17 @@ print("DONE", n, run)
     assert len(history(run_id, "system/node_memory_usage_megabytes/rank0")) > 20
 
 
+def test_run_without_a_single_sample_says_so(run, monkeypatch, caplog):
+    from dure_sdk import collectors
+
+    monkeypatch.setattr(collectors, "build", lambda *a, **k: collectors.Built([], None, None, ()))
+    tracking.enable_system_metrics(interval=10)
+    tracking.end_run()
+    tags = held(run.info.run_id).data.tags
+    assert tags["dure.warn.system_metrics_empty"] == "run < 10s"
+    assert caplog.text.count("no system metrics were recorded") == 1
+
+
 def test_last_words(run, monkeypatch, tmp_path):
     monkeypatch.setenv("JOB_OUTPUT_DIR", str(tmp_path / "out"))
     monkeypatch.setenv("JOB_ID", "17")

@@ -254,12 +254,6 @@ def detect() -> CgroupCollector | None:
     return CgroupCollector(memory, cpu) if memory or cpu else None
 
 
-def memory_group() -> MemoryGroup | None:
-    """This process's memory group, limited or not."""
-    found = chain("memory")
-    return MemoryGroup(found) if found else None
-
-
 def _readable(group: MemoryGroup) -> bool:
     """The root of a host's v2 tree has no memory.current."""
     try:

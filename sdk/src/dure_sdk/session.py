@@ -11,7 +11,7 @@ from dure_sdk import mlflow_state, timing, words
 from dure_sdk.monitor import Monitor, Plan
 from dure_sdk.names import Rename, renamer, safe_node
 from dure_sdk.notices import Causes, say, warn
-from dure_sdk.sender import Pace, Sender
+from dure_sdk.sender import Sender
 from dure_sdk.transport import transport
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class Asked(NamedTuple):
     all_workers: bool
     timing: timing.Timing
     node: str | None
-    pace: Pace | None = None
 
 
 class Session:
@@ -48,7 +47,7 @@ class Session:
         self._causes = Causes()
         suffix = f"/rank{asked.rank.rank}"
         self.transport = transport(asked.uri, asked.run_id)
-        self.sender = Sender(self.transport, suffix, self._causes, asked.pace)
+        self.sender = Sender(self.transport, suffix, self._causes)
         self._opened = asked.run_id in (mlflow_state.open_run_ids() or ())
         self._words = words.Words(asked.rank.rank, self._fixed_words())
         self.monitor = self._monitor() if self._collects() else None
