@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+TRACK = ROOT / ".venv-track" / "bin" / "python"
 
 PYTEST = [str(BIN / "python"), "-m", "pytest"]
 STAGES: dict[str, list[list[str]]] = {
@@ -39,6 +40,11 @@ STAGES: dict[str, list[list[str]]] = {
     "engine": [[*PYTEST, "-n", "2", "tests/engine"]],
     "contract": [[*PYTEST, "-n", "2", "tests/contract", "tests/agent"]],
     "api": [[*PYTEST, "-n", "2", "tests/api", "tests/cli"]],
+    # In an environment of its own: MLflow and what it brings are no business of the server.
+    "sdk": [
+        [str(TRACK), "-m", "pytest", "-n", "2", "--dist", "loadgroup", "tests/sdk"],
+        [str(BIN / "python"), "tools/mlflow_matrix.py", "run"],
+    ],
     "e2e": [[*PYTEST, "tests/e2e"]],
 }
 
