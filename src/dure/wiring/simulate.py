@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -205,11 +204,13 @@ def _past(settings: Settings, length_s: int) -> History:
     if not settings.server.database and not file.exists():
         # Opening it would make an empty one.
         raise SimulationRefused(Refusal.NO_HISTORY, where=where)
-    until_ms = time.time_ns() // 1_000_000
     with refusals_in_words():
         store = SqlStore(settings.database_url())
         try:
             with store.read() as tx:
+                # The last thing that happened: a copy of an old database is worth as much.
+                newest = tx.events(after=max(0, tx.last_event_id() - 1), limit=1)
+                until_ms = newest[-1].at_ms if newest else 0
                 since_ms = until_ms - length_s * 1000
                 found = read_history(tx, settings.policy, since_ms, until_ms, where)
         finally:
