@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import statistics
+from functools import cache
 from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 
-from dure.core.errors import DureError
 from dure.core.policy import Policy
-from dure.sim.command import simulate
+from dure.sim.contenders import CONTENDERS, contender
 from dure.sim.generate import generate
 from dure.sim.metrics import Metrics, jain, max_min, measure
-from dure.sim.profiles import PROFILES, profile
+from dure.sim.refusals import SimulationRefused
 from dure.sim.replay import Options, Replay
-from dure.sim.trace import Trace, TraceJob, read_cluster, read_trace
-
-ROOT = Path(__file__).resolve().parents[2]
-CLUSTER = ROOT / "examples" / "traces" / "cluster.json"
-TRACES = ROOT.parent / "shared" / "traces"
-
-real_traces = pytest.mark.skipif(
-    not TRACES.exists(), reason="real traces are not beside the checkout: their checks are left out"
-)
+from dure.sim.trace import Trace, TraceJob, read_cluster, read_trace, suited
+from tests.sim.traces import CLUSTER, TRACES, real_traces
 
 
-def replay(trace: Trace, policy: Policy | None = None, **options: float):
+def replay(trace: Trace, policy: Policy | None = None, **options: object):
     made = Replay(trace, read_cluster(CLUSTER), policy or Policy(), Options(**options))
     return made, made.run()
 
@@ -39,9 +30,11 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert one.cycles == two.cycles
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", CONTENDERS)
 def test_every_job_runs_once_and_no_gpu_twice(name: str) -> None:
-    made, result = replay(generate(400, 5, 3, seed=3), profile(name))
+    made, result = replay(
+        generate(400, 5, 3, seed=3), contender(name).policy, line=contender(name).line
+    )
     assert sorted(r.job.id for r in result.ran) == [j.id for j in made.trace.jobs]
     assert not made.pool.leases
     changes = sorted(
@@ -99,12 +92,15 @@ def test_max_min_gives_nobody_more_than_asked() -> None:
         ("job_id,lab,user,submit_s,duration_s,num_gpus,gpu_model\na,l,u,0,x,1,\n", "line 2"),
         ("job_id,lab,user,submit_s,duration_s,num_gpus,gpu_model\na,l,u,0,1,0,\n", "line 2"),
         ("job_id,lab\na,l\n", "line 2"),
+        ("job_id,lab,user,submit_s,duration_s,num_gpus\na,l,u,0,1,1\nb,l\n", "line 3"),
+        ("job_id,lab,user,submit_s,duration_s,num_gpus\na,l,u,nan,1,1\n", "line 2"),
+        ("", "no job"),
     ],
 )
 def test_a_bad_trace_names_its_line(tmp_path: Path, text: str, line: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
-    with pytest.raises(DureError) as error:
+    with pytest.raises(SimulationRefused) as error:
         read_trace(path)
     assert line in str(error.value)
 
@@ -118,29 +114,66 @@ def test_jobs_over_eight_gpus_are_reported(tmp_path: Path) -> None:
     assert (len(found.jobs), found.rejected) == (1, 1)
 
 
-def test_the_command_prints_a_table_and_json() -> None:
-    arguments = ["--cluster", str(CLUSTER), "--generate", "60", "--policy", "classic"]
-    table = CliRunner().invoke(simulate, arguments)
-    assert table.exit_code == 0, table.output
-    assert "classic" in table.output
-    told = CliRunner().invoke(simulate, [*arguments, "--json"])
-    row = json.loads(told.stdout)["policies"]["classic"]
-    assert {"mean_wait_h", "wait_8gpu_h", "jain_6h", "starvation_h", "seconds"} <= set(row)
-    assert CliRunner().invoke(simulate, [*arguments, "--policy", "no-such"]).exit_code != 0
+def test_first_come_first_served_lets_others_pass_only_if_it_is_not_strict() -> None:
+    """Two nodes have 8 GPUs, so that the third large job waits, and c finds a small node."""
+    rows = [("a", 0, 100, 8), ("a", 0, 200, 8), ("b", 10, 50, 8), ("c", 20, 10, 1)]
+    jobs = tuple(
+        TraceJob(id=i, name=lab, lab=lab, user=lab, submit_s=at, run_s=run, num_gpus=gpus)
+        for i, (lab, at, run, gpus) in enumerate(rows, 1)
+    )
+    for name, start_s in (("fifo", 20), ("fifo-strict", 100)):
+        _, result = replay(Trace(jobs, 0), line=contender(name).line)
+        assert {r.job.name: r.start_s for r in result.ran if r.job.id > 2} == {
+            "b": 100,
+            "c": start_s,
+        }
+
+
+def test_first_come_first_served_knows_no_labs() -> None:
+    """Lab a floods the pool: under the planner b goes first as soon as something frees."""
+    rows = [("a", k, 1000) for k in range(40)] + [("b", 100, 10)]
+    jobs = tuple(
+        TraceJob(id=i, name=lab, lab=lab, user=lab, submit_s=at, run_s=run, num_gpus=1)
+        for i, (lab, at, run) in enumerate(rows, 1)
+    )
+    starts = {}
+    for name in ("classic", "fifo"):
+        _, result = replay(Trace(jobs, 0), line=contender(name).line)
+        starts[name] = next(r.start_s for r in result.ran if r.job.lab == "b")
+    assert starts["classic"] == 1000
+    # Of 24 GPUs the first that end go to the 16 others of lab a; b takes what ends at 1016.
+    assert starts["fifo"] == 1020
+
+
+def test_jobs_that_fit_nowhere_are_left_out_and_counted() -> None:
+    cluster = read_cluster(CLUSTER)
+    jobs = tuple(
+        TraceJob(id=i, name="j", lab="a", user="u", submit_s=0, run_s=1, num_gpus=g, tiers=t)
+        for i, (g, t) in enumerate([(1, ()), (4, ("small",)), (1, ("no-such",))], 1)
+    )
+    found = suited(Trace(jobs, 0), cluster)
+    assert [j.id for j in found.jobs] == [1]
+    assert found.unfit == 2
+    with pytest.raises(SimulationRefused) as error:
+        suited(Trace(jobs[1:], 0), cluster)
+    assert error.value.code == "NOTHING_FITS"
+    assert "8" in error.value.text("ko")
 
 
 # -- real clusters -------------------------------------------------------------------
 
 
-def measured(name: str, policy: Policy) -> Metrics:
+@cache
+def measured(name: str, under: str) -> Metrics:
     trace = read_trace(TRACES / f"{name}.csv.gz")
     cluster = read_cluster(TRACES / f"cluster-{name}.json")
-    return measure(Replay(trace, cluster, policy).run())
+    chosen = contender(under)
+    return measure(Replay(trace, cluster, chosen.policy, Options(line=chosen.line)).run())
 
 
 @real_traces
 def test_classic_on_philly_medium_is_what_an_independent_simulator_found() -> None:
-    found = measured("philly-medium", profile("classic"))
+    found = measured("philly-medium", "classic")
     assert found.all.mean_h == pytest.approx(20.2, abs=3)
     assert found.jain == pytest.approx(0.92, abs=0.02)
     assert 0.45 <= found.reservations_broken_share <= 0.60
@@ -149,10 +182,24 @@ def test_classic_on_philly_medium_is_what_an_independent_simulator_found() -> No
 
 
 @real_traces
+def test_strict_first_come_first_served_is_what_an_independent_simulator_found() -> None:
+    found = measured("philly-medium", "fifo-strict")
+    assert found.all.mean_h == pytest.approx(123, abs=4)
+    assert found.jain == pytest.approx(0.567, abs=0.03)
+
+
+@real_traces
+def test_first_come_first_served_with_passing_is_what_an_independent_simulator_found() -> None:
+    found = measured("philly-medium", "fifo")
+    assert found.all.mean_h == pytest.approx(25.4, abs=2)
+    assert found.jain == pytest.approx(0.753, abs=0.03)
+
+
+@real_traces
 def test_counting_what_runs_ends_the_starvation_of_a_lab() -> None:
     """54.6 ± 16 h under the classic order, 4.5 ± 0.9 h when running use counts."""
-    classic = measured("philly-medium", profile("classic"))
-    accrued = measured("philly-medium", profile("accrued"))
+    classic = measured("philly-medium", "classic")
+    accrued = measured("philly-medium", "accrued")
     assert classic.starvation_h > 38
     assert accrued.starvation_h < 6
     assert accrued.jain_6h > classic.jain_6h + 0.1
@@ -160,15 +207,15 @@ def test_counting_what_runs_ends_the_starvation_of_a_lab() -> None:
 
 @real_traces
 def test_small_tier_first_keeps_large_nodes_for_large_jobs() -> None:
-    classic = measured("philly-medium", profile("classic"))
-    small = measured("philly-medium", profile("lookahead-small"))
+    classic = measured("philly-medium", "classic")
+    small = measured("philly-medium", "lookahead-small")
     assert small.by_gpus[8].mean_h == pytest.approx(67, abs=8)
     assert small.queue_empty_d < classic.queue_empty_d - 1.5
 
 
 @real_traces
 def test_small_trace_is_inside_the_references_noise() -> None:
-    found = measured("philly-small", profile("classic"))
+    found = measured("philly-small", "classic")
     assert found.all.mean_h == pytest.approx(20.3, abs=4)
     assert statistics.fmean([found.jain]) == pytest.approx(0.849, abs=0.08)
 
@@ -176,8 +223,8 @@ def test_small_trace_is_inside_the_references_noise() -> None:
 @real_traces
 def test_balanced_beats_classic_where_it_says_so() -> None:
     """One run: list scheduling is chaotic, so the mean wait has the noise of one more run."""
-    classic = measured("philly-medium", profile("classic"))
-    balanced = measured("philly-medium", profile("balanced"))
+    classic = measured("philly-medium", "classic")
+    balanced = measured("philly-medium", "balanced")
     assert balanced.by_gpus[8].mean_h < 0.75 * classic.by_gpus[8].mean_h
     assert balanced.by_gpus[8].p95_h < 0.85 * classic.by_gpus[8].p95_h
     assert balanced.starvation_h <= 4

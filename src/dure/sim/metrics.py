@@ -63,11 +63,11 @@ class Metrics(msgspec.Struct, frozen=True):
 def measure(result: Result) -> Metrics:
     """All columns of one replay."""
     waits: dict[int, list[float]] = defaultdict(list)
-    for ran in result.ran:
+    for ran in (r for r in result.ran if r.job.measured):
         waits[ran.job.num_gpus].append((ran.start_s - ran.job.submit_s) / HOUR)
     everything = [w for group in waits.values() for w in group]
     shares = _Shares(result)
-    empty_s = _queue_empty_s(result.ran)
+    empty_s = queue_empty_s(result.ran)
     return Metrics(
         all=_waits(everything),
         by_gpus={n: _waits(w) for n, w in sorted(waits.items())},
@@ -90,9 +90,14 @@ def _waits(hours: Sequence[float]) -> Waits:
         jobs=len(ordered),
         mean_h=statistics.fmean(ordered),
         median_h=statistics.median(ordered),
-        p95_h=ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))],
+        p95_h=p95(ordered),
         max_h=ordered[-1],
     )
+
+
+def p95(ordered: Sequence[float]) -> float:
+    """The value that 95 % of a sorted list do not exceed."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))]
 
 
 def jain(values: Iterable[float]) -> float:
@@ -102,7 +107,7 @@ def jain(values: Iterable[float]) -> float:
     return sum(xs) ** 2 / (len(xs) * squares) if squares else 1.0
 
 
-def _queue_empty_s(ran: Sequence[Ran]) -> float:
+def queue_empty_s(ran: Sequence[Ran]) -> float:
     """The last moment at which somebody waited: the last start after a real wait."""
     return max((r.start_s for r in ran if r.start_s - r.job.submit_s > 60), default=0.0)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -21,16 +21,16 @@ from dure.core.model import (
     LabId,
     Lease,
     Reservation,
-    Shape,
-    TierId,
     UserId,
 )
 from dure.core.placement import Pool
-from dure.core.plan import Absorb, Dispatch, Release, ReleaseCause, Reserve
+from dure.core.plan import Absorb, Dispatch, Plan, Release, ReleaseCause, Reserve
 from dure.core.policy import Policy
 from dure.core.queues import QueueIndex
 from dure.core.scheduler import plan
-from dure.sim.trace import Cluster, Trace, TraceJob
+from dure.sim.contenders import Line
+from dure.sim.fifo import plan_strict
+from dure.sim.trace import Cluster, Trace, TraceJob, shape_of
 
 
 class Ran(msgspec.Struct, frozen=True, gc=False):
@@ -46,20 +46,31 @@ class Result(msgspec.Struct):
     """What a replay produced."""
 
     ran: list[Ran]
-    unplaced: list[TraceJob]
     reserved_gpu_s: float = 0.0
     reservations: int = 0
     broken: int = 0
     cycles: int = 0
     decisions: int = 0
     gpus: int = 0
+    violations: tuple[str, ...] = ()
+    """Broken invariants; the planner alone keeps no account that could be checked."""
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How a replay runs. `slots` 0 lifts the personal limit."""
+    """How a replay runs. `slots` 0 lifts the personal limit; `slots_of` goes before it."""
 
     grid_s: float = 5.0
     slots: int = 0
+    slots_of: Mapping[str, int] = {}
+    line: Line = Line.PLANNER
+    until_quiet: bool = False
+    """Cycles follow each other until one decides nothing, as the engine's do."""
+
+
+ONE_LAB = LabId("everybody")
+"""The only lab of a line that knows no labs."""
+Tell = Callable[[int, int], None]
+"""Called with (jobs done, jobs in all) now and then."""
 
 
 class Replay:
@@ -79,16 +90,17 @@ class Replay:
         self.index = QueueIndex(policy)
         self.labs: dict[LabId, Lab] = {}
         self.jobs: dict[JobId, TraceJob] = {}
-        self.result = Result(ran=[], unplaced=[], gpus=cluster.gpus)
+        self.result = Result(ran=[], gpus=cluster.gpus)
         self._reserved: dict[JobId, list[tuple[int, int, int]]] = defaultdict(list)
         self._ends: list[tuple[int, JobId, Lease, int, int]] = []
         self._slots: dict[UserId, int] = defaultdict(int)
         self._personal: dict[UserId, deque[JobView]] = defaultdict(deque)
-        for name in sorted({j.lab for j in trace.jobs}):
-            self._put_lab(Lab(name=LabId(name)))
+        known = {lab.name: lab for lab in trace.labs}
+        for name in sorted({LabId(j.lab) for j in trace.jobs}):
+            self._put_lab(known.get(name) or Lab(name=name))
 
-    def run(self, tell: Callable[[int, int], None] | None = None) -> Result:
-        """Replay everything; `tell(done, all)` is called now and then."""
+    def run(self, tell: Tell | None = None) -> Result:
+        """Replay everything."""
         grid_ms = round(self.options.grid_s * 1000)
         pending = deque(self.trace.jobs)
         while pending or self._ends or len(self.index):
@@ -105,10 +117,10 @@ class Replay:
                 self._submit(pending.popleft())
             self.index.advance(now_ms)
             # One cycle a grid point, as a sweep sees it: what it changes is seen at the next.
-            self._cycle(now_ms)
+            while self._cycle(now_ms) and self.options.until_quiet:
+                pass
             if tell is not None and self.result.cycles % 512 == 0:
                 tell(len(self.result.ran), len(self.trace.jobs))
-        self.result.unplaced = [self.jobs[v.id] for v in self.index.ranked(self.pool)]
         return self.result
 
     # -- what happens --
@@ -118,13 +130,13 @@ class Replay:
         self.jobs[number] = job
         view = JobView(
             id=number,
-            lab=LabId(job.lab),
+            lab=LabId(job.lab) if self.options.line is Line.PLANNER else ONE_LAB,
             user=UserId(job.user),
             state=JobState.GLOBAL_QUEUE_WAIT,
-            shape=Shape(num_gpus=job.num_gpus, tiers=tuple(TierId(t) for t in job.tiers)),
+            shape=shape_of(job),
             entered_ms=round(job.submit_s * 1000),
         )
-        limit = self.options.slots
+        limit = self.options.slots_of.get(job.user, self.options.slots)
         if limit and self._slots[view.user] >= limit:
             self._personal[view.user].append(view)
             return
@@ -156,13 +168,14 @@ class Replay:
 
     def _put_lab(self, lab: Lab) -> None:
         self.labs[lab.name] = lab
-        self.index.put_lab(lab)
+        if self.options.line is Line.PLANNER:
+            self.index.put_lab(lab)
 
     # -- one cycle --
 
     def _cycle(self, now_ms: int) -> int:
         self.result.cycles += 1
-        made = plan(self.index.snapshot(self.pool, self.result.cycles), self.policy)
+        made = self._plan()
         self.result.decisions += len(made.decisions)
         for decision in made.decisions:
             view = self.index.view(decision.job)
@@ -175,6 +188,12 @@ class Replay:
                 case Reserve() | Absorb():
                     self._hold(view, decision, now_ms)
         return len(made.decisions)
+
+    def _plan(self) -> Plan:
+        cycle = self.result.cycles
+        if self.options.line is Line.STRICT:
+            return plan_strict(self.index, self.pool, cycle, self.policy)
+        return plan(self.index.snapshot(self.pool, cycle), self.policy)
 
     def _start(self, view: JobView, decision: Dispatch, now_ms: int) -> None:
         lease = Lease(job=view.id, epoch=1, placement=decision.placement, gpus=decision.gpus)
@@ -210,9 +229,4 @@ class Replay:
         if decision.cause in (ReleaseCause.LOST_RANK, ReleaseCause.BROKEN):
             self.result.broken += 1
             cost = sum(n * ms * rate for n, ms, rate in self._reserved.pop(view.id, ()))
-            self._charge(view.lab, cost, now_ms)
-
-
-def waits_h(ran: Iterable[Ran]) -> list[float]:
-    """Hours from submit to start."""
-    return [(r.start_s - r.job.submit_s) / 3600 for r in ran]
+            self._charge(LabId(self.jobs[view.id].lab), cost, now_ms)

@@ -10,16 +10,21 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from dure.core.errors import DureError, ErrorCode
-from dure.core.model import Gpu, Node, NodeId, Tier, TierId
+from dure.core.model import Gpu, Lab, Node, NodeId, Shape, Tier, TierId
+from dure.core.placement import Pool, fits
+from dure.sim.refusals import Refusal, SimulationRefused
 
 MAX_GPUS = 8
 """P-3: larger jobs cannot run inside one placement and are reported as rejected."""
+
+
+COLUMNS = ("job_id", "lab", "user", "submit_s", "duration_s", "num_gpus", "gpu_model")
 
 
 class TraceJob(msgspec.Struct, frozen=True, gc=False):
@@ -33,13 +38,25 @@ class TraceJob(msgspec.Struct, frozen=True, gc=False):
     run_s: float
     num_gpus: int
     tiers: tuple[str, ...] = ()
+    node: str = ""
+    min_vram_gb: float = 0.0
+    measured: bool = True
+    """False: it ran already when the trace began, so that it never waited here."""
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """Jobs in order of submit, and how many were rejected for their size."""
+    """Jobs in order of submit, and how many were left out.
+
+    A history also knows its `labs` (weight and use at time zero) and each user's `slots`.
+    """
 
     jobs: tuple[TraceJob, ...]
     rejected: int
+    """Jobs of more GPUs than one job may have."""
+    unfit: int = 0
+    """Jobs that no node of the cluster could ever run."""
+    labs: tuple[Lab, ...] = ()
+    slots: Mapping[str, int] = {}
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -56,42 +73,58 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace; raise BAD_SETTING naming the first line that is wrong."""
+    """Read a trace; refuse BAD_TRACE naming the first line that is wrong."""
     jobs: list[TraceJob] = []
     rejected = 0
-    for number, row in enumerate(_rows(path), 2):
-        try:
-            job = _job(number, row)
-        except (KeyError, ValueError) as error:
-            what = f"line {number}: {error}"
-            raise DureError(ErrorCode.BAD_SETTING, key=str(path), value=what) from error
-        if job.num_gpus > MAX_GPUS:
-            rejected += 1
-        else:
-            jobs.append(job)
+    line = 1
+    try:
+        for row in csv.DictReader(io.StringIO(_text(path), newline="")):
+            line += 1
+            job = _job(line, row)
+            if job.num_gpus > MAX_GPUS:
+                rejected += 1
+            else:
+                jobs.append(job)
+    except (TypeError, ValueError, csv.Error) as error:
+        raise _bad_trace(path, line, str(error)) from error
+    except KeyError as error:
+        raise _bad_trace(path, line, f"no column {error}") from error
+    if not jobs:
+        raise _bad_trace(path, line, f"no job of at most {MAX_GPUS} GPUs")
     jobs.sort(key=lambda j: (j.submit_s, j.id))
     return Trace(tuple(jobs), rejected)
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
+def _bad_trace(path: Path, line: int, problem: str) -> SimulationRefused:
+    columns = ", ".join(COLUMNS)
+    return SimulationRefused(
+        Refusal.BAD_TRACE, path=str(path), line=line, problem=problem, columns=columns
+    )
+
+
+def _text(path: Path) -> str:
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
     except OSError as error:
-        raise DureError(ErrorCode.BAD_SETTING, key=str(path), value=str(error)) from error
-    yield from csv.DictReader(io.StringIO(raw.decode("utf-8")))
+        problem = error.strerror or str(error)
+    except (EOFError, zlib.error, UnicodeDecodeError) as error:
+        problem = str(error)
+    raise SimulationRefused(Refusal.UNREADABLE_FILE, path=str(path), problem=problem)
 
 
-def _job(number: int, row: dict[str, str]) -> TraceJob:
-    run_s, gpus = float(row["duration_s"]), int(row["num_gpus"])
-    submit_s = float(row["submit_s"])
+def _job(line: int, row: dict[str, str | None]) -> TraceJob:
+    run_s, gpus = float(row["duration_s"] or ""), int(row["num_gpus"] or "")
+    submit_s = float(row["submit_s"] or "")
     if not (0 <= run_s < 1e10 and 0 <= submit_s < 1e11 and gpus >= 1):
         raise ValueError("a time or GPU count out of range")
+    lab = row["lab"] or "unknown"
     model = row.get("gpu_model") or ""
     return TraceJob(
-        id=number - 1,
-        name=row["job_id"],
-        lab=row["lab"] or "unknown",
-        user=row.get("user") or row["lab"],
+        id=line - 1,
+        name=row["job_id"] or "",
+        lab=lab,
+        user=row.get("user") or lab,
         submit_s=submit_s,
         run_s=run_s,
         num_gpus=gpus,
@@ -99,16 +132,59 @@ def _job(number: int, row: dict[str, str]) -> TraceJob:
     )
 
 
+def shape_of(job: TraceJob) -> Shape:
+    """What decides where a job fits."""
+    return Shape(
+        num_gpus=job.num_gpus,
+        tiers=tuple(sorted(TierId(t) for t in job.tiers)),
+        node=NodeId(job.node) if job.node else None,
+        floor_gb=job.min_vram_gb,
+    )
+
+
+def suited(trace: Trace, cluster: Cluster) -> Trace:
+    """The trace without the jobs that fit no node; refuse NOTHING_FITS when none is left."""
+    pool = Pool()
+    for tier in cluster.tiers:
+        pool.put_tier(tier)
+    for node in cluster.nodes:
+        pool.put_node(node)
+    views = pool.views()
+    known: dict[Shape, bool] = {}
+    kept = []
+    for job in trace.jobs:
+        shape = shape_of(job)
+        if shape not in known:
+            known[shape] = any(fits(shape, v) for v in views)
+        if known[shape]:
+            kept.append(job)
+    if not kept:
+        most = max((min(v.capacity, v.tier.max_gpus) for v in views), default=0)
+        raise SimulationRefused(Refusal.NOTHING_FITS, jobs=len(trace.jobs), most=most)
+    unfit = len(trace.jobs) - len(kept)
+    return msgspec.structs.replace(trace, jobs=tuple(kept), unfit=unfit)
+
+
 def read_cluster(path: Path) -> Cluster:
-    """Read a cluster file; raise BAD_SETTING when it is not one."""
+    """Read a cluster file; refuse BAD_CLUSTER when it is not one."""
+    text = _text(path)
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(text)
         tiers = tuple(_tier(t) for t in raw["tiers"])
         nodes = tuple(_nodes(raw["node_groups"]))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise DureError(ErrorCode.BAD_SETTING, key=str(path), value=repr(error)) from error
-    weights = {k: float(v) for k, v in (raw.get("lab_weights") or {}).items()}
+        weights = {str(k): float(v) for k, v in (raw.get("lab_weights") or {}).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _bad_cluster(path, str(error)) from error
+    except KeyError as error:
+        raise _bad_cluster(path, f"no {error}") from error
+    unknown = {g.tier for n in nodes for g in n.gpus} - {t.name for t in tiers}
+    if unknown:
+        raise _bad_cluster(path, f"no tier is named {', '.join(sorted(unknown))}")
     return Cluster(tiers, nodes, weights)
+
+
+def _bad_cluster(path: Path, problem: str) -> SimulationRefused:
+    return SimulationRefused(Refusal.BAD_CLUSTER, path=str(path), problem=problem)
 
 
 def _tier(raw: dict[str, object]) -> Tier:
@@ -122,13 +198,23 @@ def _tier(raw: dict[str, object]) -> Tier:
 
 
 def _nodes(groups: Iterable[dict[str, object]]) -> Iterator[Node]:
-    for letter, group in zip("abcdefghijklmnopqrstuvwxyz", groups, strict=False):
-        gpus = int(str(group["gpus"]))
+    for number, group in enumerate(groups):
+        tier, gpus = TierId(str(group["tier"])), int(str(group["gpus"]))
         for i in range(int(str(group["count"]))):
-            yield Node(
-                name=NodeId(f"{letter}{i:04}"),
-                backend="simulated",
-                gpus=tuple(Gpu(index=k, tier=TierId(str(group["tier"]))) for k in range(gpus)),
-                cores=4 * gpus,
-                memory_mib=65_536 * gpus,
-            )
+            yield node_of(f"{_letters(number)}{i:04}", tier, gpus)
+
+
+def _letters(number: int) -> str:
+    """Name of a group of nodes; names sort as the groups stand in the file."""
+    return "z" * (number // 25) + "abcdefghijklmnopqrstuvwxy"[number % 25]
+
+
+def node_of(name: str, tier: TierId, gpus: int) -> Node:
+    """A made-up machine with all its GPUs of one tier."""
+    return Node(
+        name=NodeId(name),
+        backend="simulated",
+        gpus=tuple(Gpu(index=k, tier=tier) for k in range(gpus)),
+        cores=4 * gpus,
+        memory_mib=65_536 * gpus,
+    )

@@ -19,5 +19,5 @@ def main() -> None:
 
     for name, summary in _LOCAL.items():
         cli.add_lazy(name, f"dure.wiring.local_commands:{name}", summary, section="server")
-    cli.add_lazy("simulate", "dure.sim.command:simulate", _SIMULATE, section="server")
+    cli.add_lazy("simulate", "dure.wiring.simulate:simulate", _SIMULATE, section="server")
     cli()
