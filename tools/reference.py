@@ -18,7 +18,7 @@ from dure.core.messages import ERRORS, EVENTS, JOB_ERRORS, REASONS, STATES
 from dure.core.model import JobState
 from dure.core.plan import ReasonCode
 from dure.core.policy import profile_fields
-from dure.settings import Settings
+from dure.settings import RESERVED, Settings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MADE = "<!-- Made by tools/reference.py from the code; change it there. -->\n\n"
@@ -48,8 +48,7 @@ def settings() -> str:
         + MADE
         + "A TOML file (`--config FILE` or `DURE_CONFIG`), and over it the environment: "
         "`DURE_<SECTION>__<KEY>`. An unknown key or a bad value stops the start with a sentence. "
-        "Names that are no settings: `DURE_URL`, `DURE_TOKEN`, `DURE_LANG`, `DURE_CGROUP_ROOT`, "
-        "`DURE_NODE_SERIES`, `DURE_CONFIG`.\n"
+        "Names that are no settings: " + ", ".join(f"`{name}`" for name in sorted(RESERVED)) + ".\n"
     )
     for section in msgspec.structs.fields(Settings):
         kind = section.type

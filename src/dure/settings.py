@@ -1,7 +1,7 @@
 """One frozen `Settings`, from a TOML file and `DURE_<SECTION>__<KEY>` variables.
 
 An unknown key or a bad value stops the start with a clear sentence. Names that are no
-settings: DURE_URL, DURE_TOKEN, DURE_LANG, DURE_CGROUP_ROOT, DURE_NODE_SERIES, DURE_CONFIG.
+settings: see `RESERVED`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ from dure.core.errors import DureError, ErrorCode
 from dure.core.policy import Policy, profile_fields
 
 RESERVED = frozenset(
-    {"DURE_URL", "DURE_TOKEN", "DURE_LANG", "DURE_CGROUP_ROOT", "DURE_NODE_SERIES", "DURE_CONFIG"}
+    {
+        "DURE_URL",
+        "DURE_TOKEN",
+        "DURE_LANG",
+        "DURE_CONFIG",
+        # Of the SDK, in jobs: a server may be started from inside one.
+        "DURE_CGROUP_ROOT",
+        "DURE_NODE_SERIES",
+        "DURE_MLFLOW_RUN_ID",
+        "DURE_LAST_WORDS_DIR",
+    }
 )
 
 

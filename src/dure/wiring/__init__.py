@@ -10,6 +10,10 @@ _LOCAL = {
         "이 컴퓨터와 설정과 서버를 점검합니다",
     ),
 }
+_SDK = (
+    "What goes into training images: `dure sdk bundle`",
+    "학습 이미지에 넣는 것: `dure sdk bundle`",
+)
 _SIMULATE = ("Compare policies on a recorded load", "기록된 부하에서 정책을 비교합니다")
 
 
@@ -20,4 +24,5 @@ def main() -> None:
     for name, summary in _LOCAL.items():
         cli.add_lazy(name, f"dure.wiring.local_commands:{name}", summary, section="server")
     cli.add_lazy("simulate", "dure.wiring.simulate:simulate", _SIMULATE, section="server")
+    cli.add_lazy("sdk", "dure.wiring.sdk_commands:sdk", _SDK, section="server")
     cli()

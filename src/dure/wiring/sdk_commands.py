@@ -1,0 +1,37 @@
+"""`dure sdk`: the part of Dure that lives in other people's training images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dure.core.errors import DureError, ErrorCode
+
+
+@click.group()
+def sdk() -> None:
+    """Bring the tracking SDK into training images."""
+
+
+@sdk.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--python", "pythons", multiple=True, help="only this version, e.g. 3.11; repeatable")
+@click.option("--mlflow", is_flag=True, help="with mlflow-skinny")
+def bundle(folder: Path, pythons: tuple[str, ...], *, mlflow: bool) -> None:
+    """Build FOLDER with dure-sdk, psutil and nvidia-ml-py for each Python.
+
+    Mount it read-only and set PYTHONPATH to its `boot`; what the image has of its own wins.
+    """
+    try:
+        from dure_sdk import bundle as made  # noqa: PLC0415 - the server runs without the SDK
+    except ImportError as error:
+        raise DureError(ErrorCode.BAD_SETTING, key="dure-sdk", value="is not installed") from error
+    try:
+        done = made.build(folder, pythons or made.PYTHONS, mlflow=mlflow)
+    except made.BundleError as error:
+        raise DureError(ErrorCode.BAD_SETTING, key=str(folder), value=str(error)) from error
+    click.echo(f"{done.folder}: Python {', '.join(done.pythons)}")
+    for version, why in done.left_out.items():
+        click.echo(f"  Python {version} is left out: {why}", err=True)
+    click.echo(f"PYTHONPATH={done.folder / 'boot'}")
