@@ -265,7 +265,7 @@ class RedisLeaseQueue:
 
     def _wait(self, key: str, timeout_s: float) -> bool:
         if timeout_s <= 0:
-            return False
+            return self._guard(lambda: self._door.lpop(key), again=False) is not None
         block_s = min(timeout_s, BLOCK_S)
         return (
             self._guard(lambda: self._door.blpop([key], timeout=block_s), again=False) is not None
