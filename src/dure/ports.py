@@ -12,6 +12,7 @@ from typing import Protocol
 
 from dure.core import lease as lq
 from dure.core.events import Event
+from dure.core.health import Signal
 from dure.core.model import (
     Attempt,
     Evidence,
@@ -255,6 +256,8 @@ class LaunchOrder(Value, frozen=True, kw_only=True):
     vram_mib: int = 0
     """Declared VRAM of all granted slots, a real limit where they are simulated."""
     simulated: bool = False
+    idempotent: bool = False
+    """A second run beside the first one does no harm."""
     copy_from_epoch: int = 0
     """Newest earlier epoch, whose output folder this one starts from; 0: none."""
 
@@ -339,6 +342,7 @@ class LeaseExpired(Value, frozen=True, kw_only=True, tag="lease_expired"):
     key: LeaseKey
     at_ms: int
     node_state: NodeHealth
+    detail: str = ""
 
 
 class NodeChanged(Value, frozen=True, kw_only=True, tag="node_changed"):
@@ -471,6 +475,10 @@ class LeaseQueue(Protocol):
     def nodes(self) -> lq.NodeViews: ...
     def mark(self, marks: Sequence[lq.NodeMark]) -> None: ...
     def forget(self, node: NodeId) -> None: ...
+    def connected(self) -> frozenset[NodeId] | None:
+        """Nodes whose agents hold a connection now; None: this queue cannot tell."""
+        ...
+
     def news(self, timeout_s: float) -> bool: ...
 
     def claim(self, node: NodeId, lease_ids: Sequence[str]) -> list[lq.Claim]: ...
@@ -482,3 +490,9 @@ class LeaseQueue(Protocol):
     def bye(self, node: NodeId, kind: lq.Bye, leases: Sequence[lq.Ticket]) -> None: ...
     def doorbell(self, node: NodeId, timeout_s: float) -> bool: ...
     def close(self) -> None: ...
+
+
+class Prober(Protocol):
+    """Asks a machine whether it is there; answers in its own time limit, never raises."""
+
+    def probe(self, address: str) -> Signal: ...

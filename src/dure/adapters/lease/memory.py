@@ -182,6 +182,10 @@ class MemoryLeaseQueue:
         with self._rung:
             self._nodes.pop(node, None)
 
+    def connected(self) -> frozenset[NodeId] | None:
+        """There are no connections here."""
+        return None
+
     def news(self, timeout_s: float) -> bool:
         """Wait for a change."""
         return self._wait("", timeout_s)

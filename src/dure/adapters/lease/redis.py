@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any, TypeVar
+from urllib.parse import quote, unquote
 
 import redis
 from redis.backoff import NoBackoff
@@ -58,6 +59,8 @@ SCRIPTS = (
 )
 SCAN = 512
 """Entries of the line that one claim looks at: more than an installation has GPUs."""
+AGENT = "dure-agent:"
+"""How agents name their connections: a closed one is news before its beat is overdue."""
 BLOCK_S = 10.0
 """Longest single wait at a door; a dead connection is noticed at its end."""
 
@@ -87,6 +90,7 @@ class RedisLeaseQueue:
         prefix: str = "dure:",
         ttl_s: float = 90.0,
         timeout_s: float = 5.0,
+        agent: NodeId | None = None,
     ) -> None:
         self._prefix = prefix
         self._ttl_ms = round(ttl_s * 1000)
@@ -95,6 +99,7 @@ class RedisLeaseQueue:
             "socket_connect_timeout": timeout_s,
             "socket_keepalive": True,
             "retry": Retry(NoBackoff(), 0),
+            "client_name": AGENT + quote(agent, safe="") if agent else None,
         }
         self._redis = redis.Redis.from_url(url, socket_timeout=timeout_s, **options)
         # A read that times out before the block ends would lose what was popped.
@@ -169,6 +174,14 @@ class RedisLeaseQueue:
             self._redis.delete(f"{self._prefix}node:state:{node}")
 
         self._guard(remove, again=True)
+
+    def connected(self) -> frozenset[NodeId] | None:
+        """Nodes whose agents hold a connection: a killed agent's is gone in milliseconds."""
+        found = self._guard(lambda: self._redis.client_list(_type="normal"), again=True)
+        names = (client.get("name", "") for client in found)
+        return frozenset(
+            NodeId(unquote(name.removeprefix(AGENT))) for name in names if name.startswith(AGENT)
+        )
 
     def news(self, timeout_s: float) -> bool:
         """Wait for a change."""
