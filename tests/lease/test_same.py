@@ -80,7 +80,9 @@ class Walk:
                 end = chance.choices(list(End), [4, 1, 1, 1, 1])[0]
                 freed = chance.choice([None, 0])
                 text = chance.choice([b"a", b"b"])
-                return kind, ([Report(ticket=ticket, end=end, result=text, freed_age_ms=freed)],)
+                started = chance.choice([None, 0])
+                told = Report(ticket=ticket, end=end, result=text, freed_age_ms=freed)
+                return kind, ([msgspec.structs.replace(told, started_age_ms=started)],)
             case "mark":
                 state = chance.choice(list(NodeHealth))
                 dead = chance.random() < 0.3

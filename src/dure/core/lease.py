@@ -139,6 +139,8 @@ class Report(Value, frozen=True, kw_only=True):
     result: bytes = b""
     detail: str = ""
     age_ms: int = 0
+    started_age_ms: int | None = None
+    """A short job may end before any beat has told of its start."""
     freed_age_ms: int | None = None
 
 

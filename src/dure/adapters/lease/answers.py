@@ -84,6 +84,7 @@ def report_args(report: Report) -> Sequence[str | bytes | int]:
         digest(report.result),
         report.detail,
         max(0, report.age_ms),
+        -1 if report.started_age_ms is None else max(0, report.started_age_ms),
         -1 if report.freed_age_ms is None else max(0, report.freed_age_ms),
     )
 

@@ -233,6 +233,8 @@ class Board:
             if done:
                 self.stale[ticket.job, ticket.epoch] = report.result
             return Commit.STALE
+        if report.started_age_ms is not None:
+            entry.started_ms = entry.started_ms or now - report.started_age_ms
         freshly = report.freed_age_ms is not None and not entry.freed_ms
         if report.freed_age_ms is not None and freshly:
             entry.freed_ms = now - report.freed_age_ms

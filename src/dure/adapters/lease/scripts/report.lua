@@ -1,6 +1,6 @@
 -- The end of a lease by its holder's word: `complete` (end = done) and `fail` (the others).
 -- A result counts only here, once, and only from the lease in force.
--- ARGV: prefix, id, epoch, lease_id, end, result, sha256, detail, age_ms, freed_age_ms (-1: not yet)
+-- ARGV: prefix, id, epoch, lease_id, end, result, sha256, detail, age_ms, started_age_ms, freed_age_ms (-1: not yet)
 local id, epoch, lease, how, sha = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[7]
 local k = task(id)
 local f = redis.call('HMGET', k, 'status', 'lease_epoch', 'lease_id', 'fenced_epoch', 'node', 'result_sha256',
@@ -12,7 +12,8 @@ if not holds(f[2], f[3], f[4], epoch, lease) then
   end
   return 'STALE'
 end
-local freed = tonumber(ARGV[10])
+local started, freed = tonumber(ARGV[10]), tonumber(ARGV[11])
+if started >= 0 then redis.call('HSETNX', k, 'started_at', NOW - started) end
 local freshly = freed >= 0 and not f[7]
 if freshly then redis.call('HSET', k, 'freed_at', NOW - freed) end
 local answer = 'OK'
