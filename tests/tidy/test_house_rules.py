@@ -25,6 +25,8 @@ BANNED_MODULES = {"utils", "common", "helpers", "base", "manager"}
 LOOP_TOPS = {
     # Broad excepts: only where whatever fails is logged and tried again, or told.
     "engine/controller.py",
+    "engine/watchdog.py",
+    "adapters/compute/edge/backend.py",
     "wiring/doctor.py",
     "api/problems.py",
     "api/app.py",

@@ -10,6 +10,10 @@ _LOCAL = {
         "이 컴퓨터와 설정과 서버를 점검합니다",
     ),
 }
+_AGENT = (
+    "Run this machine as an edge node of a server",
+    "이 컴퓨터를 서버의 엣지 노드로 실행합니다",
+)
 _SIMULATE = ("Compare policies on a recorded load", "기록된 부하에서 정책을 비교합니다")
 
 
@@ -19,5 +23,6 @@ def main() -> None:
 
     for name, summary in _LOCAL.items():
         cli.add_lazy(name, f"dure.wiring.local_commands:{name}", summary, section="server")
+    cli.add_lazy("agent", "dure.wiring.agent_commands:agent", _AGENT, section="server")
     cli.add_lazy("simulate", "dure.sim.command:simulate", _SIMULATE, section="server")
     cli()
