@@ -7,6 +7,7 @@ are loaded by their hash and loaded again when a restarted Redis has forgotten t
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -80,6 +81,41 @@ class Scripts:
         }
 
 
+class Lines:
+    """Connections for scripts, one call at a time each.
+
+    A step is one short round trip: the client's own bookkeeping would cost as much as the
+    step itself. A connection that fails is closed, and opened anew when it is next used.
+    """
+
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        self._pool = pool
+        self._free: deque[Any] = deque()
+
+    def call(self, *command: str | bytes | int) -> Any:
+        """Answer of one command."""
+        try:
+            line = self._free.pop()
+        except IndexError:
+            line = self._pool.make_connection()
+        try:
+            line.send_command(*command)
+            answer = line.read_response()
+        except redis.exceptions.ResponseError:
+            self._free.append(line)
+            raise
+        except BaseException:
+            line.disconnect()  # half an answer may still be on its way
+            raise
+        self._free.append(line)
+        return answer
+
+    def close(self) -> None:
+        """Close those that are not in use."""
+        while self._free:
+            self._free.pop().disconnect()
+
+
 class RedisLeaseQueue:
     """`LeaseQueue` on one Redis (or one cluster slot, with a prefix like `{dure}:`)."""
 
@@ -102,6 +138,7 @@ class RedisLeaseQueue:
             "client_name": AGENT + quote(agent, safe="") if agent else None,
         }
         self._redis = redis.Redis.from_url(url, socket_timeout=timeout_s, **options)
+        self._lines = Lines(self._redis.connection_pool)
         # A read that times out before the block ends would lose what was popped.
         self._door = redis.Redis.from_url(url, socket_timeout=BLOCK_S + timeout_s, **options)
 
@@ -233,6 +270,7 @@ class RedisLeaseQueue:
 
     def close(self) -> None:
         """Let go of the connections; whoever waits at a door is told QueueAway."""
+        self._lines.close()
         for client in (self._redis, self._door):
             client.connection_pool.disconnect()
 
@@ -242,9 +280,13 @@ class RedisLeaseQueue:
         key = f"{self._prefix}task:queue:pending"
         try:
             try:
-                return self._redis.evalsha(self._scripts.sha[name], 1, key, self._prefix, *args)
+                return self._lines.call(
+                    "EVALSHA", self._scripts.sha[name], 1, key, self._prefix, *args
+                )
             except redis.exceptions.NoScriptError:
-                return self._redis.eval(self._scripts.source[name], 1, key, self._prefix, *args)
+                return self._lines.call(
+                    "EVAL", self._scripts.source[name], 1, key, self._prefix, *args
+                )
         except redis.exceptions.RedisError as error:
             raise QueueAway(f"{name}: {error}") from error
 
