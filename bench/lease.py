@@ -166,7 +166,7 @@ def main() -> int:
         "wake_ms_p50": round(waits[len(waits) // 2], 3),
         "wake_ms_p95": round(waits[round(len(waits) * 0.95) - 1], 3),
         "peers_per_s": {
-            n: round(statistics.median(r)) for n, r in found.items() if n != "dure" and r
+            name: round(statistics.median(found[name])) for name in names if found[name]
         },
     }
     print(json.dumps(result))

@@ -415,6 +415,14 @@ def test_sweep_for_another_life_does_nothing(rig):
     assert status(rig, 1) is S.RUNNING
 
 
+@pytest.mark.parametrize("off_ms", [-6000, 6000])
+def test_sweep_at_another_time_does_nothing(rig, off_ms):
+    held(rig, 1)
+    rig.lose_beat(1)
+    assert sweep(rig, expected_ms=rig.now_ms() + off_ms).expired == ()
+    assert len(sweep(rig, expected_ms=rig.now_ms()).expired) == 1
+
+
 def test_idempotent_work_of_a_dead_node_is_taken_at_once(rig):
     put(rig, 1, idempotent=True)
     put(rig, 2)

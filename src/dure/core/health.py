@@ -425,7 +425,13 @@ def sweep_rule(doubt: Doubt, now_ms: int, rule: HealthRule) -> SweepRule:
     """How to sweep now; with an empty run id a sweep only tells how the queue is."""
     armed = now_ms >= doubt.armed_ms
     waited = doubt.braked_ms and now_ms - doubt.braked_ms >= _ms(rule.ttl_s)
-    return SweepRule(run_id=doubt.run_id if armed else "", ack_ms=_ms(rule.ack_s), brake=not waited)
+    return SweepRule(
+        run_id=doubt.run_id if armed else "",
+        expected_ms=0 if doubt.offset_ms is None else now_ms + doubt.offset_ms,
+        jump_ms=_ms(rule.jump_s),
+        ack_ms=_ms(rule.ack_s),
+        brake=not waited,
+    )
 
 
 def after_sweep(doubt: Doubt, swept: Swept, now_ms: int, rule: HealthRule) -> Doubt:

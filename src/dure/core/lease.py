@@ -167,6 +167,10 @@ class SweepRule(Value, frozen=True, kw_only=True):
     """How a sweep judges; `run_id` is the queue instance it was armed for."""
 
     run_id: str = ""
+    expected_ms: int = 0
+    """The queue's time as the asker reckons it; 0: any. Off by more than `jump_ms`, one of
+    the clocks has been set, and times to live mean nothing."""
+    jump_ms: int = 5_000
     ack_ms: int = 30_000
     limit: int = 10_000
     brake: bool = True
@@ -183,7 +187,7 @@ class Expired(Value, frozen=True, kw_only=True):
 
 
 class Swept(Value, frozen=True, kw_only=True):
-    """What one sweep did. With another `run_id` than asked for it did nothing."""
+    """What one sweep did: nothing, if run id or time were not as the rule expected."""
 
     run_id: str
     now_ms: int

@@ -85,7 +85,8 @@ class MemoryLeaseQueue:
         with self._rung:
             now = self._clock.now_ms()
             run_id = f"memory-{self._run}"
-            if rule.run_id != run_id:
+            jumped = rule.expected_ms and abs(now - rule.expected_ms) > rule.jump_ms
+            if rule.run_id != run_id or jumped:
                 return Swept(run_id=run_id, now_ms=now)
             live = [self._board.tasks[job] for job in list(self._board.lines.dispatched)]
             due = [e for e in live if self._is_due(e, now, rule.ack_ms)]

@@ -163,7 +163,8 @@ class RedisLeaseQueue:
 
     def sweep(self, rule: SweepRule) -> Swept:
         """Expire what nobody keeps alive."""
-        args = (rule.run_id, rule.ack_ms, rule.limit, int(rule.brake))
+        judged = (rule.run_id, rule.ack_ms, rule.limit, int(rule.brake))
+        args = (*judged, rule.expected_ms, rule.jump_ms)
         return answers.swept(self._repeat("sweep", args))
 
     def changes(self, after: int, limit: int = 1000) -> Changes:

@@ -1,8 +1,9 @@
 -- Take away what nobody keeps alive. The node's state decides the blame, once and here.
--- ARGV: prefix, run_id, ack_ms, limit, brake (0 or 1)
+-- ARGV: prefix, run_id, ack_ms, limit, brake (0 or 1), expected_ms (0: any), jump_ms
 local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local out = { run_id, tostring(NOW), '0' }
 if ARGV[2] ~= run_id then return out end                -- another life of Redis: nobody armed this
+if tonumber(ARGV[6]) > 0 and math.abs(NOW - tonumber(ARGV[6])) > tonumber(ARGV[7]) then return out end
 local ack, limit = tonumber(ARGV[3]), tonumber(ARGV[4])
 local states = {}
 local function state_of(node)
