@@ -107,7 +107,8 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
         bool, Meta(description="start though Redis may lose leases (no appendonly, eviction)")
     ] = False
     shared_runs: Annotated[
-        str, Meta(description="run folder of all agents where storage is shared; empty: it is not")
+        str,
+        Meta(description="runs on a folder that server and agents share; empty: none"),
     ] = ""
     agent_host: Annotated[
         str, Meta(description="address at which probes reach an agent; empty: found by itself")

@@ -16,6 +16,7 @@ import msgspec
 
 from dure.adapters.compute.edge.payload import decode_order
 from dure.agent.journal import Entry, Journal
+from dure.agent.outputs import SharedRuns
 from dure.agent.reading import Gauge, node_report
 from dure.agent.reports import Outbox
 from dure.core.lease import (
@@ -73,6 +74,7 @@ class Agent:
         *,
         times: Times | None = None,
         address: str = "",
+        shared: SharedRuns | None = None,
     ) -> None:
         self._queue = queue
         self._local = local
@@ -81,6 +83,7 @@ class Agent:
         self._ids = ids
         self._times = times or Times()
         self._address = address
+        self._shared = shared
         self._outbox = Outbox(queue, local, journal, clock)
         self._clock = clock
         (node,) = local.inventory().nodes
@@ -212,6 +215,8 @@ class Agent:
 
     def _launch(self, entry: Entry, order: LaunchOrder) -> list[Report]:
         """Launch it; the refusal, if it was refused."""
+        if self._shared is not None and order.copy_from_epoch:
+            self._shared.link_earlier(order)
         (result,) = self._local.launch([order])
         if result.status is LaunchStatus.ACCEPTED:
             return []

@@ -24,6 +24,7 @@ from dure.adapters.runtime.process import ProcessRuntime
 from dure.agent.agent import Agent, Times
 from dure.agent.answer import HealthAnswer
 from dure.agent.journal import Journal
+from dure.agent.outputs import SharedRuns
 from dure.agent.reading import Gauge
 from dure.agent.unit import UNIT, bye_on_term, install
 from dure.core.errors import DureError, ErrorCode
@@ -106,8 +107,9 @@ class Built:
         name = settings.node.name or socket.gethostname().split(".")[0] or "node"
         self.queue = open_queue(settings, NodeId(name))
         kill_s = settings.policy.stop_kill_s
+        shared = SharedRuns(Path(edge.shared_runs), name) if edge.shared_runs else None
         self.local = LocalBackend(
-            Path(edge.shared_runs) if edge.shared_runs else home / "runs",
+            shared.own if shared else home / "runs",
             _machine(settings, name, self._gauge),
             ProcessRuntime(),
             clock,
@@ -124,6 +126,7 @@ class Built:
             clock,
             SystemIds(),
             times=times,
+            shared=shared,
             address=f"{shown}:{edge.agent_port}" if host else "",
         )
         self.answer = HealthAnswer(host, edge.agent_port, self._tell) if host else None

@@ -45,9 +45,9 @@ _ANSWERS = {
 class EdgeBackend:
     """The `ComputeBackend` of edge nodes. Its lock is never held while the queue is asked.
 
-    `shared_runs` is the agents' run folder where storage is shared; else the end of each
-    log comes with the result and is kept under `logs`. `on_node` hears of each new node
-    before the engine does.
+    `shared_runs` holds the agents' run folders, by node, where storage is shared; else the
+    end of each log comes with the result and is kept under `logs`. `on_node` hears of each
+    new node before the engine does.
     """
 
     name = "edge"
@@ -142,11 +142,12 @@ class EdgeBackend:
 
     def log_path(self, key: LeaseKey) -> str | None:
         """The attempt's log: live where storage is shared, else once it has ended."""
-        for root in (self._shared_runs, self._logs):
-            path = root / str(key.job) / str(key.epoch) / "log" if root else None
-            if path is not None and path.is_file():
-                return str(path)
-        return None
+        run = f"{key.job}/{key.epoch}/log"
+        found = [self._logs / run]
+        if self._shared_runs is not None:
+            # A link leads to another node's folder, where the log is found as well.
+            found += sorted(self._shared_runs.glob(f"*/{run}"))
+        return next((str(path) for path in found if path.is_file()), None)
 
     def close(self) -> None:
         """Stop listening; leases and jobs go on."""
