@@ -209,6 +209,7 @@ class Site:
         clock = SystemClock()
         self.edge = Edge(self.settings, self.folder, clock, self._joined)
         self.engine = Engine(self.store, clock, self.policy, {"edge": self.edge.backend})
+        self.edge.show(self.engine)
         for node in self.edge.backend.inventory().nodes:
             self._joined(node)
         self.controller = Controller(self.engine, sweep_s=0.5)

@@ -51,6 +51,8 @@ class Installation:
             self._edge = Edge(settings, self.state_dir, self.clock, self._edge_node)
             self.backends["edge"] = self._edge.backend
         self.engine = Engine(self.store, self.clock, settings.policy, self.backends)
+        if self._edge is not None:
+            self._edge.show(self.engine)
         engine = settings.engine
         self.controller = Controller(self.engine, engine.sweep_s, engine.idempotency_s)
 

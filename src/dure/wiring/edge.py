@@ -16,6 +16,8 @@ from dure.core.errors import DureError, ErrorCode
 from dure.core.health import Detection, HealthRule
 from dure.core.lease import QueueAway
 from dure.core.model import Node, NodeId
+from dure.engine.engine import Engine
+from dure.engine.projection import Projector
 from dure.engine.watchdog import Watchdog
 from dure.ports import Clock
 from dure.settings import Settings
@@ -47,10 +49,18 @@ class Edge:
             poll_s=edge.tick_s,
             on_node=on_node,
         )
+        self._projector: Projector | None = None
         self._watchdog.start()
+
+    def show(self, engine: Engine) -> None:
+        """Show in the queue what this engine decides."""
+        self._projector = Projector(engine, self._queue, self.backend.name)
+        self._projector.start()
 
     def close(self) -> None:
         """Stop watching; the backend is closed with the others."""
+        if self._projector is not None:
+            self._projector.close()
         self._watchdog.close()
 
 
