@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 
 import pytest
 import redis
@@ -33,6 +34,15 @@ AGENT_RULES = (
     "+hget +hmget +hset +hsetnx +hdel +hincrby +lrange +llen +lrem +lpush +rpush +zadd +zrem "
     "+sadd +set +del +pexpire +persist +incr +exists"
 )
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("page", ["edge.md", "edge.ko.md"])
+def test_the_how_to_gives_the_rights_that_are_tested(page):
+    text = (ROOT / "docs" / "howto" / page).read_text()
+    assert AGENT_RULES.replace("n1", "pc-a") in text
 
 
 def task(job: int, epoch: int = 1) -> Task:
