@@ -141,6 +141,7 @@ def test_queue_away_is_doubt_not_death():
     day.run(300)
     day.queue.away = False
     day.queue._board.lines.beats.clear()
+    day.run(10)  # the node is not connected again yet
     day.run(80, beat_s=15)
     assert day.node.state is NodeHealth.STABLE
     assert day.status() is TaskStatus.RUNNING, "beaten for again within the TTL"
