@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import redis
 
+from dure.adapters.lease.invite import Gone, accept, agent_rights, invite
 from dure.adapters.lease.redis import SCRIPTS, RedisLeaseQueue
 from dure.core.lease import (
     Bye,
@@ -24,16 +28,11 @@ from dure.core.lease import (
 )
 from dure.core.model import JobId, NodeHealth, NodeId
 from dure.ports import LeaseKey
+from dure.settings import load
 from tests.lease.servers import RedisRig, RedisServer
 
 N1 = NodeId("n1")
-# As docs/howto/edge.md gives it.
-AGENT_RULES = (
-    "~dure:task:* ~dure:node:names ~dure:node:state:n1 ~dure:node:wake:n1 resetchannels -@all "
-    "+@connection -client +client|setname +eval +evalsha +blpop +lpop +time "
-    "+hget +hmget +hset +hsetnx +hdel +hincrby +lrange +llen +lrem +lpush +rpush +zadd +zrem "
-    "+sadd +set +del +pexpire +persist +incr +exists"
-)
+RIGHTS = " ".join(agent_rights("dure:", "n1"))
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("page", ["edge.md", "edge.ko.md"])
 def test_the_how_to_gives_the_rights_that_are_tested(page):
     text = (ROOT / "docs" / "howto" / page).read_text()
-    assert AGENT_RULES.replace("n1", "pc-a") in text
+    assert RIGHTS.replace("n1", "pc-a") in text
 
 
 def task(job: int, epoch: int = 1) -> Task:
@@ -71,7 +70,7 @@ def test_an_agent_needs_few_rights(tmp_path):
     server = RedisServer(tmp_path)
     try:
         raw = server.client()
-        raw.execute_command("ACL", "SETUSER", "n1", "on", ">secret", *AGENT_RULES.split())
+        raw.execute_command("ACL", "SETUSER", "n1", "on", ">secret", *RIGHTS.split())
         url = server.url.replace("redis://", "redis://n1:secret@")
         control, agent = RedisLeaseQueue(server.url), RedisLeaseQueue(url, agent=N1)
         whole_life(control, agent)
@@ -213,4 +212,75 @@ def test_a_restart_is_survived_by_open_connections(tmp_path):
         assert queue.enqueue([task(2), task(3)]) == [Enqueued.QUEUED] * 2
     finally:
         queue.close()
+        server.close()
+
+
+def test_an_invitation_works_once(tmp_path):
+    server = RedisServer(tmp_path, "--aclfile", str(acl_file(tmp_path)))
+    try:
+        secret, kept = invite(server.url, "n1", prefix="dure:", edge={"lease_ttl_s": 30})
+        assert kept
+        given = accept(secret)
+        assert (given.node, given.edge) == ("n1", {"key_prefix": "dure:", "lease_ttl_s": 30})
+        whole_life(RedisLeaseQueue(server.url), RedisLeaseQueue(given.redis_url, agent=N1))
+        with pytest.raises(Gone):
+            accept(secret)
+        older, _ = invite(server.url, "n2", prefix="dure:")
+        newer, _ = invite(server.url, "n2", prefix="dure:")
+        with pytest.raises(Gone):
+            accept(older)
+        assert accept(newer).node == "n2"
+        server.crash()
+        server.start()
+        RedisLeaseQueue(given.redis_url).claim(N1, ["x"])
+    finally:
+        server.close()
+
+
+def acl_file(folder: Path) -> Path:
+    path = folder / "users.acl"
+    path.touch()
+    return path
+
+
+def test_accounts_that_redis_would_forget_are_told(tmp_path):
+    server = RedisServer(tmp_path)
+    try:
+        secret, kept = invite(server.url, "n1", prefix="dure:", address="10.0.0.1:6380")
+        assert not kept
+        assert "10.0.0.1:6380" in base64.urlsafe_b64decode(secret).decode()
+        for junk in ("", "junk", secret[:20]):
+            with pytest.raises(Gone):
+                accept(junk)
+    finally:
+        server.close()
+
+
+def test_joining_from_the_command_line(tmp_path):
+    server = RedisServer(tmp_path, "--aclfile", str(acl_file(tmp_path)))
+    dure = Path(sys.executable).with_name("dure")
+
+    def call(*argv: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [dure, "agent", *argv], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+
+    try:
+        config = tmp_path / "server.toml"
+        config.write_text(f'[edge]\nredis_url = "{server.url}"\nlease_ttl_s = 45.0\n')
+        assert "no node name" in call("invite", "a*b", "--config", config).stderr
+        line = call("invite", "pc-a", "--config", config).stdout
+        secret = line.split()[-1]
+        assert line == f"dure agent join {secret}\n"
+        joined = call("join", secret, "--config", "pc.toml")
+        assert joined.returncode == 0, joined.stderr
+        made = tmp_path / "pc.toml"
+        assert made.stat().st_mode & 0o077 == 0
+        settings = load(made, {})
+        assert (settings.node.name, settings.edge.lease_ttl_s) == ("pc-a", 45.0)
+        assert "cannot be made" in call("join", secret, "--config", "pc.toml").stderr
+        again = call("join", secret, "--config", "other.toml")
+        assert (again.returncode, (tmp_path / "other.toml").exists()) == (2, False)
+        assert "used already" in again.stderr
+    finally:
         server.close()

@@ -33,6 +33,7 @@ from dure.core.model import NodeId
 from dure.settings import Settings
 from dure.wiring.build import hold_alone
 from dure.wiring.edge import open_queue, own_address
+from dure.wiring.join_commands import invite, join
 from dure.wiring.local_commands import config_option, read, refusals_in_words
 
 log = logging.getLogger("dure.agent")
@@ -41,6 +42,10 @@ log = logging.getLogger("dure.agent")
 @click.group()
 def agent() -> None:
     """Run this machine as an edge node: it claims jobs from the lease queue."""
+
+
+agent.add_command(invite)
+agent.add_command(join)
 
 
 @config_option
