@@ -133,6 +133,8 @@ class NodeMirror:
             quiet = msgspec.structs.replace
             if old is None or quiet(old, last_seen_ms=0) != quiet(node, last_seen_ms=0):
                 changed.append(node)
+        for gone in self.nodes.keys() - {view.report.node for view in views}:
+            del self.nodes[gone]  # removed by an administrator
         return changed
 
 
