@@ -6,7 +6,7 @@ import pytest
 
 from dure.core.errors import DureError, ErrorCode
 from dure.settings import load
-from dure.wiring.doctor import checks
+from dure.wiring.doctor import Check, _edge
 from dure.wiring.edge import own_address, refuse_forgetful
 from tests.lease.servers import RedisServer
 
@@ -17,7 +17,7 @@ def settings(folder, url: str, more: str = ""):
     return load(path, {})
 
 
-def lease_queue(found) -> list[tuple[str, str]]:
+def lease_queue(found: list[Check]) -> list[tuple[str, str]]:
     return [(c.status, c.detail) for c in found if c.name == "lease queue"]
 
 
@@ -26,13 +26,13 @@ def test_a_forgetful_redis_is_refused_unless_allowed(tmp_path):
     try:
         good = settings(tmp_path, server.url)
         refuse_forgetful(good)
-        assert lease_queue(checks(good)) == [("ok", "Redis answers and keeps what it is told")]
+        assert lease_queue(_edge(good)) == [("ok", "Redis answers and keeps what it is told")]
         server.client().config_set("appendonly", "no")
         with pytest.raises(DureError) as refusal:
             refuse_forgetful(good)
         assert refusal.value.code is ErrorCode.BAD_SETTING
         assert "appendonly yes" in str(refusal.value)
-        ((status, detail),) = lease_queue(checks(good))
+        ((status, detail),) = lease_queue(_edge(good))
         assert (status, "appendonly" in detail) == ("fail", True)
         refuse_forgetful(settings(tmp_path, server.url, "allow_forgetful_redis = true\n"))
     finally:
@@ -42,13 +42,13 @@ def test_a_forgetful_redis_is_refused_unless_allowed(tmp_path):
 def test_a_redis_that_is_away_is_no_reason_not_to_start(tmp_path):
     away = settings(tmp_path, "redis://127.0.0.1:1/0")
     refuse_forgetful(away)
-    ((status, detail),) = lease_queue(checks(away))
+    ((status, detail),) = lease_queue(_edge(away))
     assert status == "fail"
     assert "docs/howto/edge.md" in detail
 
 
 def test_no_edge_nodes_no_check(tmp_path):
-    assert lease_queue(checks(load(None, {"DURE_SERVER__STATE_DIR": str(tmp_path)}))) == []
+    assert lease_queue(_edge(load(None, {"DURE_SERVER__STATE_DIR": str(tmp_path)}))) == []
 
 
 def test_an_address_that_is_none_is_refused(tmp_path):
