@@ -130,6 +130,29 @@ def test_unreadable_and_refused_orders_are_given_back(bench):
     assert list(bench.journal) == []
 
 
+def test_a_refusal_is_kept_while_the_queue_is_away(bench):
+    bench.put(1, SimRun(refuse="no room"))
+    (claim,) = bench.queue.claim("n1", ["a"])
+    bench.agent._accept(claim)
+    bench.queue.away = True
+    bench.agent._try_turn()
+    bench.queue.away = False
+    bench.turn_until(lambda: bench.view(1).freed_ms)
+    assert bench.view(1).detail == "no room"
+
+
+def test_lease_whose_launch_was_cut_off_by_a_crash(bench):
+    bench.put(1, SimRun(run_ms=10))
+    bench.put(2, SimRun(), payload=b"from the future")
+    for claim in bench.queue.claim("n1", ["a", "b"]):
+        bench.journal.put(Entry(ticket=claim.ticket, payload=claim.payload))
+    bench.open()
+    bench.agent._relaunch()
+    bench.turn_until(lambda: bench.view(1).freed_ms and bench.view(2).freed_ms)
+    assert bench.view(1).status is TaskStatus.DONE
+    assert bench.view(2).status is TaskStatus.FAILED
+
+
 def test_a_full_disk_gives_the_task_back(bench, monkeypatch):
     def full(_entry):
         raise OSError(28, "No space left on device")

@@ -44,6 +44,7 @@ from dure.ports import (
 
 log = logging.getLogger("dure.agent")
 
+UNREADABLE = "this agent cannot read the order; update it"
 CLAIMS = 4
 """Leases asked for in one call; more tasks are asked for again at once."""
 
@@ -95,7 +96,7 @@ class Agent:
         self._away = False
         self._failures = 0
         self._bye: Bye | None = None
-        self._unlaunched: list[Report] = []
+        self._refusals: list[Report] = []
         self._ended = threading.Event()
         local.watch(self._wake.set)
 
@@ -129,12 +130,18 @@ class Agent:
         held = list(self._journal)
         if held:
             log.info("taking up %d leases of an earlier run", len(held))
+        running = {lease.key for lease in self._local.leases()}
         for entry in held:
             order = decode_order(entry.payload)
             if entry.lost:
                 self._stop(entry, StopKind.LOST.value, self._times.stop_kill_s)
-            elif order is not None and not entry.ended:
-                self._unlaunched += self._launch(entry, order)
+            elif entry.key in running or entry.ended:
+                continue
+            elif order is not None:
+                self._launch(entry, order)
+            else:
+                self._journal.strike(entry.key)
+                self._refuse(entry.ticket, UNREADABLE)
 
     def _listen(self) -> None:
         """The doorbell. A broken connection counts as a ring: one may have been lost."""
@@ -175,9 +182,7 @@ class Agent:
         """What is due now. Everything in it may be repeated after a failure."""
         rang, self._rang = self._rang, False
         try:
-            if self._unlaunched:
-                self._queue.report(self._unlaunched)
-                self._unlaunched = []
+            self._give_back()
             news = self._outbox.forward()
             if rang:
                 self._claim()
@@ -192,6 +197,7 @@ class Agent:
             claims = self._queue.claim(self.name, [self._ids.token() for _ in range(CLAIMS)])
             for claim in claims:
                 self._accept(claim)
+            self._give_back()
             if len(claims) < CLAIMS:
                 return
 
@@ -200,28 +206,35 @@ class Agent:
         ticket = claim.ticket
         order = decode_order(claim.payload)
         if order is None:
-            self._queue.report([_refusal(ticket, "this agent cannot read the order; update it")])
+            self._refuse(ticket, UNREADABLE)
             return
         entry = Entry(ticket=ticket, payload=claim.payload, gpus=order.gpus)
         log.info("job %d, attempt %d: claimed (%s)", ticket.job, ticket.epoch, order.name)
         try:
             self._journal.put(entry)
         except OSError as error:
-            reason = f"the agent's disk refuses to write: {error.strerror}"
-            self._queue.report([_refusal(ticket, reason)])
+            self._refuse(ticket, f"the agent's disk refuses to write: {error.strerror}")
             return
-        for refusal in self._launch(entry, order):
-            self._queue.report([refusal])
+        self._launch(entry, order)
 
-    def _launch(self, entry: Entry, order: LaunchOrder) -> list[Report]:
-        """Launch it; the refusal, if it was refused."""
+    def _launch(self, entry: Entry, order: LaunchOrder) -> None:
         if self._shared is not None and order.copy_from_epoch:
             self._shared.link_earlier(order)
         (result,) = self._local.launch([order])
-        if result.status is LaunchStatus.ACCEPTED:
-            return []
-        self._journal.strike(entry.key)
-        return [_refusal(entry.ticket, result.reason)]
+        if result.status is not LaunchStatus.ACCEPTED:
+            self._journal.strike(entry.key)
+            self._refuse(entry.ticket, result.reason)
+
+    def _refuse(self, ticket: Ticket, reason: str) -> None:
+        """Noted here until the queue has it: it may be away just now."""
+        log.warning("job %d: refused: %s", ticket.job, reason)
+        report = Report(ticket=ticket, end=End.REFUSED, detail=reason, freed_age_ms=0)
+        self._refusals.append(report)
+
+    def _give_back(self) -> None:
+        if self._refusals:
+            self._queue.report(self._refusals)
+            self._refusals = []
 
     # -- beats --
 
@@ -300,8 +313,3 @@ class Agent:
             log.warning("the lease queue is away at the end: %s", error)
             return False
         return True
-
-
-def _refusal(ticket: Ticket, reason: str) -> Report:
-    log.warning("job %d: refused: %s", ticket.job, reason)
-    return Report(ticket=ticket, end=End.REFUSED, detail=reason, freed_age_ms=0)
