@@ -147,8 +147,8 @@ class _Control:
             self.again.pop(job, None)
             self.out.pop(job, None)
             if view.freed_ms:
+                self.settled.add(job)  # first: the answer may be lost, and it is told no more
                 chaos.queue.settle([LeaseKey(job=job, epoch=view.epoch)])
-                self.settled.add(job)
         elif view.status in (S.FAILED, S.NODE_WAIT):
             self.out.pop(job, None)
             if self.told.get(job) != view.expired_ms:

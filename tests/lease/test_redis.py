@@ -196,6 +196,24 @@ def test_a_server_that_says_nothing_does_not_hang_anybody():
             assert time.monotonic() - begun < 2
 
 
+def test_connections_are_used_again_after_failures(tmp_path):
+    """A pool makes a hundred connections in its life; an hour without Redis needs more tries."""
+    server = RedisServer(tmp_path)
+    queue = RedisLeaseQueue(server.url)
+    try:
+        queue.changes(0)
+        server.crash()
+        for _ in range(250):
+            with pytest.raises(QueueAway, match=r"(?i)connect"):
+                queue.changes(0)
+        server.start()
+        assert queue.changes(0).tasks == ()
+        assert len(queue._lines._free) == 1
+    finally:
+        queue.close()
+        server.close()
+
+
 def test_a_restart_is_survived_by_open_connections(tmp_path):
     server = RedisServer(tmp_path)
     queue = RedisLeaseQueue(server.url)

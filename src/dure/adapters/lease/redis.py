@@ -105,12 +105,13 @@ class Lines:
             line.send_command(*command)
             answer = line.read_response()
         except redis.exceptions.ResponseError:
-            self._free.append(line)
             raise
         except BaseException:
             line.disconnect()  # half an answer may still be on its way
             raise
-        self._free.append(line)
+        finally:
+            # Also a closed one: a pool makes only so many in its life.
+            self._free.append(line)
         return answer
 
     def close(self) -> None:
