@@ -6,12 +6,15 @@ TRACK  := .venv-track
 TRAIN  := .venv-train
 STATE  ?= var/server
 
-.PHONY: setup demo up down test lint format bench clean help
+.PHONY: setup demo edge-demo up down test lint format bench clean help
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.demo ## make .venv with what the server and the examples need
+setedge-demo: $(VENV)/.demo ## two PCs that come and go, over a private Redis; ends by itself
+	$(BIN)/python tools/edge_demo.py
+
+up: $(VENV)/.demo ## make .venv with what the server and the examples need
 
 $(VENV)/.made:
 	@sh tools/check-python.sh $(PYTHON)
@@ -43,6 +46,9 @@ $(TRAIN)/.made: $(VENV)/.made requirements/train.txt sdk/pyproject.toml
 
 demo: $(VENV)/.demo ## a real run of two labs' training jobs on this machine, ends by itself
 	$(BIN)/python tools/demo.py
+
+edge-demo: $(VENV)/.demo ## two PCs that come and go, over a private Redis; ends by itself
+	$(BIN)/python tools/edge_demo.py
 
 up: $(VENV)/.demo ## start a server here and leave it running (`make down` stops it)
 	$(BIN)/python tools/up.py start $(STATE)

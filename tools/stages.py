@@ -39,6 +39,9 @@ STAGES: dict[str, list[list[str]]] = {
     "sim": [[*PYTEST, "-n", "2", "tests/sim"]],
     "engine": [[*PYTEST, "-n", "2", "tests/engine"]],
     "contract": [[*PYTEST, "-n", "2", "tests/contract", "tests/agent"]],
+    "lease": [[*PYTEST, "-n", "2", "tests/lease"]],
+    # They wait for nodes that have gone, mostly: more at a time than there are cores.
+    "edge": [[*PYTEST, "-n", "4", "tests/edge"]],
     "api": [[*PYTEST, "-n", "2", "tests/api", "tests/cli"]],
     # In an environment of its own: MLflow and what it brings are no business of the server.
     "sdk": [

@@ -1,10 +1,12 @@
 #!/bin/sh
-# The tests use a real PostgreSQL, a C compiler and a browser. Root installs what is missing; anybody
-# else is told its name.
+# The tests use real services: PostgreSQL, Redis, a browser, network namespaces, a C compiler.
+# Root installs what is missing; anybody else is told its name.
 set -eu
 missing=""
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$missing postgresql"
 command -v gcc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
+command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
+command -v ip >/dev/null 2>&1 || missing="$missing iproute2"
 python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
 command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
 [ -z "$missing" ] && exit 0

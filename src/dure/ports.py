@@ -10,8 +10,10 @@ from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Protocol
 
+from dure.core import lease as lq
 from dure.core.events import Event
 from dure.core.forecast import Forecast
+from dure.core.health import Signal
 from dure.core.model import (
     Attempt,
     Evidence,
@@ -268,6 +270,8 @@ class LaunchOrder(Value, frozen=True, kw_only=True):
     vram_mib: int = 0
     """Declared VRAM of all granted slots, a real limit where they are simulated."""
     simulated: bool = False
+    idempotent: bool = False
+    """A second run beside the first one does no harm."""
     copy_from_epoch: int = 0
     """Newest earlier epoch, whose output folder this one starts from; 0: none."""
 
@@ -352,6 +356,7 @@ class LeaseExpired(Value, frozen=True, kw_only=True, tag="lease_expired"):
     key: LeaseKey
     at_ms: int
     node_state: NodeHealth
+    detail: str = ""
 
 
 class NodeChanged(Value, frozen=True, kw_only=True, tag="node_changed"):
@@ -467,7 +472,41 @@ class Runtime(Protocol):
 
 
 class LeaseQueue(Protocol):
-    """Leases of edge nodes (a later release: Redis, and the in-process fake)."""
+    """Who may run on an edge node right now. Each step is atomic and may be repeated.
 
-    def enqueue(self, order: LaunchOrder) -> None: ...
+    Every call raises `QueueAway` when the queue cannot be reached. `core.lease` has the
+    values; the first half is for the control plane, the second for agents.
+    """
+
+    def enqueue(self, tasks: Sequence[lq.Task]) -> list[lq.Enqueued]: ...
+    def cancel(self, orders: Sequence[StopOrder]) -> None: ...
     def fence(self, keys: Sequence[LeaseKey]) -> None: ...
+    def sweep(self, rule: lq.SweepRule) -> lq.Swept: ...
+    def changes(self, after: int, limit: int = 1000) -> lq.Changes: ...
+    def settle(self, keys: Sequence[LeaseKey]) -> None: ...
+    def project(self, tasks: Sequence[lq.Projection]) -> None: ...
+    def requeue(self, jobs: Sequence[JobId]) -> None: ...
+    def nodes(self) -> lq.NodeViews: ...
+    def mark(self, marks: Sequence[lq.NodeMark]) -> None: ...
+    def forget(self, node: NodeId) -> None: ...
+    def connected(self) -> frozenset[NodeId] | None:
+        """Nodes whose agents hold a connection now; None: this queue cannot tell."""
+        ...
+
+    def news(self, timeout_s: float) -> bool: ...
+
+    def claim(self, node: NodeId, lease_ids: Sequence[str]) -> list[lq.Claim]: ...
+    def beat(self, report: lq.NodeReport, leases: Sequence[lq.LeaseBeat]) -> lq.BeatReply: ...
+    def report(self, reports: Sequence[lq.Report]) -> list[lq.Commit]:
+        """`complete` and `fail`: a result counts when the answer is OK or DUP."""
+        ...
+
+    def bye(self, node: NodeId, kind: lq.Bye, leases: Sequence[lq.Ticket]) -> None: ...
+    def doorbell(self, node: NodeId, timeout_s: float) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Prober(Protocol):
+    """Asks a machine whether it is there; answers in its own time limit, never raises."""
+
+    def probe(self, address: str) -> Signal: ...

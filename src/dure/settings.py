@@ -104,6 +104,87 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     )
 
 
+class EdgeSettings(Section, frozen=True, kw_only=True):
+    """Nodes that come and go, over Redis; both the server and the agents read it."""
+
+    redis_url: Annotated[
+        str, Meta(description="redis:// or rediss:// (TLS) address of the lease queue; empty: none")
+    ] = ""
+    key_prefix: Annotated[
+        str, Meta(description="before every key; `{dure}:` keeps them in one slot of a cluster")
+    ] = "dure:"
+    allow_forgetful_redis: Annotated[
+        bool, Meta(description="start though Redis may lose leases (no appendonly, eviction)")
+    ] = False
+    shared_runs: Annotated[
+        str,
+        Meta(description="runs on a folder that server and agents share; empty: none"),
+    ] = ""
+    agent_host: Annotated[
+        str, Meta(description="address at which probes reach an agent; empty: found by itself")
+    ] = ""
+    agent_port: Annotated[
+        int, Meta(ge=0, le=65_535, description="port of an agent's health answer; 0: none")
+    ] = 8471
+    lease_ttl_s: Annotated[
+        float, Meta(gt=0, description="a lease without a beat for this long is given away")
+    ] = 90.0
+    ack_s: Annotated[
+        float, Meta(gt=0, description="a dispatch nobody has acknowledged goes back in line")
+    ] = 30.0
+    beat_s: Annotated[
+        float, Meta(gt=0, description="period of an agent's beat: 5,760 messages a day")
+    ] = 15.0
+    early_beat_s: Annotated[
+        float, Meta(gt=0, description="period while its node is not STABLE: back in service sooner")
+    ] = 5.0
+    overdue_s: Annotated[
+        float, Meta(gt=0, description="a beat this late makes the node SUSPECTED")
+    ] = 5.0
+    detection: Annotated[
+        str, Meta(pattern="^(beats|polling)$", description="what decides: silence, or probes alone")
+    ] = "beats"
+    probe: Annotated[
+        str, Meta(pattern="^(http|tcp|icmp|tailscale)$", description="how a node is asked")
+    ] = "http"
+    probe_timeout_s: Annotated[float, Meta(gt=0, description="longest wait for its answer")] = 2.0
+    burst_s: Annotated[
+        tuple[float, ...],
+        Meta(min_length=1, description="probes after an overdue beat; all failed: OFFLINE"),
+    ] = (0.0, 3.0, 8.0, 15.0)
+    closed_grace_s: Annotated[
+        float, Meta(ge=0, description="a closed connection may come back before it is probed")
+    ] = 3.0
+    stable_probe_s: Annotated[
+        float, Meta(gt=0, description="polling: period while the node is STABLE")
+    ] = 30.0
+    suspected_probe_s: Annotated[
+        float, Meta(gt=0, description="period of probes while it is SUSPECTED")
+    ] = 10.0
+    offline_probe_s: Annotated[
+        float, Meta(gt=0, description="polling: period while it is OFFLINE")
+    ] = 60.0
+    suspected_limit_s: Annotated[
+        float, Meta(gt=0, description="a node SUSPECTED for this long is OFFLINE (unstable)")
+    ] = 300.0
+    sample_stale_s: Annotated[
+        float, Meta(gt=0, description="a reading of the GPUs older than this says nothing")
+    ] = 60.0
+    tick_s: Annotated[
+        float, Meta(gt=0, description="period of the watchdog and of the lease sweep")
+    ] = 1.0
+    penalty_fall: Annotated[
+        int, Meta(ge=0, description="points for each fall to OFFLINE without a good-bye")
+    ] = 1000
+    penalty_stop: Annotated[
+        int, Meta(ge=0, description="above it the node gets no work: it flaps")
+    ] = 2000
+    penalty_free: Annotated[int, Meta(ge=1, description="below it the node gets work again")] = 750
+    penalty_half_life_s: Annotated[float, Meta(gt=0, description="points halve in this time")] = (
+        600.0
+    )
+
+
 class Settings(Section, frozen=True, kw_only=True):
     """All settings; docs/reference/settings.md lists them with default and reason."""
 
@@ -111,6 +192,7 @@ class Settings(Section, frozen=True, kw_only=True):
     engine: EngineSettings = EngineSettings()
     limits: LimitsSettings = LimitsSettings()
     node: NodeSettings = NodeSettings()
+    edge: EdgeSettings = EdgeSettings()
     policy: Policy = Policy()
     tiers: tuple[DeclaredTier, ...] = ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,23 @@ from typing import NamedTuple
 
 import msgspec
 
+from dure.adapters.clock import SystemClock, SystemIds
+from dure.adapters.compute.edge.backend import EdgeBackend
 from dure.adapters.compute.local.backend import LocalBackend
 from dure.adapters.compute.local.gpus import Declared, Machine, Probe
 from dure.adapters.compute.local.processes import processes
 from dure.adapters.compute.local.watch import Durations
 from dure.adapters.compute.simulated import SimRun, SimulatedBackend
+from dure.adapters.lease.memory import MemoryLeaseQueue
+from dure.adapters.lease.redis import RedisLeaseQueue
 from dure.adapters.runtime.process import ProcessRuntime
+from dure.agent.agent import Agent, Times
+from dure.agent.journal import Journal
+from dure.agent.reading import Gauge
+from dure.core.lease import Bye
 from dure.core.model import Evidence, Gpu, Node, PlacementId
-from dure.ports import Exited, Freed, LaunchOrder, LeaseKey, Observation
+from dure.ports import Exited, Freed, LaunchOrder, LeaseKey, LeaseQueue, Observation
+from tests.lease.servers import RedisServer
 
 FOREVER = 10**9
 LOOP = "touch ready; while :; do sleep 0.05; done"
@@ -102,6 +112,10 @@ class Rig:
     def exited(self, job: int, epoch: int = 1) -> Exited:
         self.until(job, "Exited", epoch)
         return next(o for o in self.of(job, epoch) if isinstance(o, Exited))
+
+    def refused_order(self, job: int) -> LaunchOrder:
+        """An order that this kind of backend refuses at once."""
+        return order("refused", job)
 
     def freed(self, job: int, epoch: int = 1) -> Freed:
         self.until(job, "Freed", epoch)
@@ -250,6 +264,81 @@ class LocalRig(Rig):
         assert not self.left()
 
 
+class EdgeRig(Rig):
+    """A queue, a real agent on this machine in a thread, and the control plane's backend."""
+
+    name = "edge"
+    times = Times(beat_s=0.2, early_beat_s=0.2, door_s=2, retry_s=0.05, stop_kill_s=0.4)
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__()
+        self.node = LocalRig(tmp_path)
+        self.clock = self.node.clock
+        self.tmp_path = tmp_path
+        self.queue = self.make_queue()
+        self.start_agent()
+        self.wait(lambda: self.queue.nodes().nodes)
+        self.open()
+
+    def make_queue(self) -> LeaseQueue:
+        return MemoryLeaseQueue(SystemClock())
+
+    def start_agent(self) -> None:
+        journal = Journal(self.tmp_path / "leases")
+        self.agent = Agent(
+            self.queue,
+            self.node.backend,
+            journal,
+            Gauge(lambda: Probe(problem="no driver")),
+            SystemClock(),
+            SystemIds(),
+            times=self.times,
+        )
+        self.thread = threading.Thread(target=self.agent.run, daemon=True)
+        self.thread.start()
+
+    def open(self) -> None:
+        self.backend = EdgeBackend(self.queue, self.clock, logs=self.tmp_path / "logs", poll_s=0.1)
+        self.cursor = 0
+
+    def ready(self, job: int, epoch: int = 1) -> None:
+        self.until(job, "Started", epoch)
+        self.wait((self.node.out(job, epoch) / "ready").exists)
+
+    def starts(self, job: int) -> int:
+        return self.node.starts(job)
+
+    def refused_order(self, job: int) -> LaunchOrder:
+        return order("succeeds", job, placement=PlacementId(node="nowhere", tier="RTX4090"))
+
+    wait = LocalRig.wait
+    sleep = LocalRig.sleep
+
+    def restart(self) -> None:
+        self.backend.close()
+        self.open()
+
+    def close(self) -> None:
+        self.agent.stop(Bye.RESTART)
+        self.thread.join(5)
+        self.backend.close()
+        self.queue.close()
+        self.node.close()
+
+
+class RedisEdgeRig(EdgeRig):
+    def make_queue(self) -> LeaseQueue:
+        (self.tmp_path / "redis").mkdir()
+        self.server = RedisServer(self.tmp_path / "redis")
+        return RedisLeaseQueue(self.server.url)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self.server.close()
+
+
 def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
@@ -257,7 +346,12 @@ def _read(path: str) -> bytes:
         return b""
 
 
-RIGS = {"simulated": SimRig, "local": LocalRig}
+RIGS = {
+    "simulated": SimRig,
+    "local": LocalRig,
+    "edge": EdgeRig,
+    "edge over Redis": RedisEdgeRig,
+}
 
 
 def replace(value: LaunchOrder, **fields: object) -> LaunchOrder:

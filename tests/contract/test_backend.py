@@ -71,7 +71,7 @@ def test_launch_is_idempotent(rig):
 
 
 def test_refusal_has_a_reason_and_leaves_the_rest(rig):
-    answers = rig.backend.launch([order("refused", 1), order("succeeds", 2)])
+    answers = rig.backend.launch([rig.refused_order(1), order("succeeds", 2)])
     assert statuses(answers) == [LaunchStatus.REFUSED, LaunchStatus.ACCEPTED]
     assert answers[0].reason
     rig.until(2, "Freed")

@@ -26,6 +26,8 @@ LOOP_TOPS = {
     # Broad excepts: only where whatever fails is logged and tried again, or told.
     "engine/controller.py",
     "engine/forecast.py",
+    "engine/watchdog.py",
+    "adapters/compute/edge/backend.py",
     "wiring/doctor.py",
     "api/problems.py",
     "api/app.py",

@@ -1,1 +1,1 @@
-"""What runs on a node: the supervisor of one job and the code that starts it."""
+"""The daemon of an edge node: one process, outbound connections only."""

@@ -218,6 +218,7 @@ def launch_order(
         memory_mib=granted.memory_mib if granted else 0,
         vram_mib=round(attempt.vram_gb * 1024) * len(attempt.gpus),
         simulated=attempt.simulated,
+        idempotent=request.idempotent,
         copy_from_epoch=attempt.epoch - 1,
     )
 

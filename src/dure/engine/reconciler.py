@@ -149,6 +149,8 @@ class _Recorder:
                 # Decided when the node is STABLE or OFFLINE; the backend says so then.
                 log.warning("lease_expired_while_suspected", job=seen.key.job)
             case LeaseExpired():
+                if seen.detail:
+                    attempt = msgspec.structs.replace(attempt, detail=seen.detail[:500])
                 gone = seen.node_state is NodeHealth.OFFLINE
                 self._lost(job, attempt, Outcome.NODE_LOST if gone else Outcome.LEASE_EXPIRED)
             case Returned():
@@ -237,6 +239,8 @@ class _Recorder:
 
     def _resumed(self, job: Job, attempt: Attempt, seen: Resumed) -> None:
         """The node returned and nobody re-claimed: the same lease goes on."""
+        if attempt.epoch == job.epoch and attempt.ended_ms is None:
+            return  # told again after a restart: it goes on already
         current = (
             attempt.epoch == job.epoch
             and attempt.outcome is Outcome.NODE_LOST

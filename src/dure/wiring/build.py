@@ -24,6 +24,7 @@ from dure.engine.engine import Engine
 from dure.engine.forecast import Lookout
 from dure.ports import ComputeBackend, Store
 from dure.settings import Settings
+from dure.wiring.edge import Edge
 from dure.wiring.tiers import declared, missing_tiers
 
 log = structlog.get_logger("dure.server")
@@ -45,7 +46,14 @@ class Installation:
         self.backends: dict[str, ComputeBackend] = {}
         if settings.node.enabled:
             self.backends["local"] = self._local()
+        self._registered = False
+        self._edge: Edge | None = None
+        if settings.edge.redis_url:
+            self._edge = Edge(settings, self.state_dir, self.clock, self._edge_node)
+            self.backends["edge"] = self._edge.backend
         self.engine = Engine(self.store, self.clock, settings.policy, self.backends)
+        if self._edge is not None:
+            self._edge.show(self.engine)
         engine = settings.engine
         self.controller = Controller(self.engine, engine.sweep_s, engine.idempotency_s)
         self.lookout = Lookout(self.engine)
@@ -73,6 +81,7 @@ class Installation:
 
         Returns the administrator's token when it has just been made, else an empty string.
         """
+        self._registered = True
         named = declared(self.settings.tiers)
         for backend in self.backends.values():
             for node in backend.inventory().nodes:
@@ -85,6 +94,11 @@ class Installation:
         )
         keep_secret(self.state_dir / "admin-token", made.secret)
         return made.secret
+
+    def _edge_node(self, node: Node) -> None:
+        """A node that has joined: its tiers must exist before the engine hears of it."""
+        if self._registered:
+            self._register(node, declared(self.settings.tiers))
 
     def _register(self, node: Node, named: Mapping[str, Tier]) -> None:
         with self.store.read() as tx:
@@ -101,6 +115,8 @@ class Installation:
         """Stop what runs here; jobs go on under their supervisors."""
         self.lookout.stop()
         self.controller.stop()
+        if self._edge is not None:
+            self._edge.close()
         for backend in self.backends.values():
             backend.close()
         self.store.close()

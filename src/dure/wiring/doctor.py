@@ -14,8 +14,10 @@ import click
 import msgspec
 
 from dure.adapters.compute.local.gpus import probe
+from dure.adapters.probe import missing_program
 from dure.client import Client
 from dure.core.errors import DureError
+from dure.core.lease import QueueAway
 from dure.settings import Settings, load
 
 
@@ -30,7 +32,8 @@ class Check(msgspec.Struct, frozen=True):
 def checks(settings: Settings) -> list[Check]:
     """Look at this machine and at the server that the client's settings name."""
     python = Check("python", "ok", f"Python {platform.python_version()}")
-    return [python, _sqlite(), _state(settings), _gpus(settings), _runtime(), _files(), _server()]
+    found = [python, _sqlite(), _state(settings), _gpus(settings), _runtime(), _files()]
+    return [*found, *_edge(settings), _server()]
 
 
 def _sqlite() -> Check:
@@ -63,6 +66,23 @@ def _gpus(settings: Settings) -> Check:
 def _runtime() -> Check:
     sentence = "runtime `process`: jobs run UNCONFINED as this user; only for one person's machine"
     return Check("runtime", "warn", sentence)
+
+
+def _edge(settings: Settings) -> list[Check]:
+    if not settings.edge.redis_url:
+        return []
+    from dure.wiring.edge import queue_faults  # noqa: PLC0415 - needs the edge extra
+
+    try:
+        faults = queue_faults(settings)
+    except (DureError, QueueAway) as error:
+        return [Check("lease queue", "fail", f"{error}; see docs/howto/edge.md")]
+    program = missing_program(settings.edge.probe)
+    if program:
+        faults.append(f"edge.probe needs the program {program}, which is not installed")
+    if not faults:
+        return [Check("lease queue", "ok", "Redis answers and keeps what it is told")]
+    return [Check("lease queue", "fail", fault) for fault in faults]
 
 
 def _files() -> Check:

@@ -1,1 +1,0 @@
-"""Edge nodes over Redis leases (a later release)."""

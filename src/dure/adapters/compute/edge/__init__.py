@@ -1,0 +1,1 @@
+"""Edge nodes over the lease queue: PCs that come and go."""
