@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from dure.core.policy import Policy
 from dure.sim.contenders import CONTENDERS, contender
-from dure.sim.generate import generate
+from dure.sim.generate import as_csv, generate
 from dure.sim.metrics import Metrics, jain, max_min, measure
 from dure.sim.refusals import SimulationRefused
 from dure.sim.replay import Options, Replay
@@ -66,6 +67,23 @@ def test_submit_times_between_milliseconds_do_not_stop_time() -> None:
         for i in range(1, 4)
     )
     assert len(replay(Trace(jobs, 0))[1].ran) == 3
+
+
+def test_the_example_is_what_the_generator_makes() -> None:
+    example = CLUSTER.with_name("example.csv")
+    made = generate(400, 6, 3.0, seed=1)
+    if os.environ.get("DURE_GOLDEN") == "write":
+        example.write_text(as_csv(made), encoding="utf-8")
+    assert example.read_text(encoding="utf-8") == as_csv(made)
+    read = read_trace(example)
+    assert [(j.lab, j.submit_s, j.run_s, j.num_gpus) for j in read.jobs] == [
+        (j.lab, j.submit_s, j.run_s, j.num_gpus) for j in made.jobs
+    ]
+    _, result = replay(suited(read, read_cluster(CLUSTER)))
+    found = measure(result)
+    # It is there to be looked at: somebody must wait, large jobs most of all.
+    assert found.all.mean_h > 1
+    assert found.by_gpus[8].mean_h > found.by_gpus[1].mean_h
 
 
 def test_slots_hold_a_users_jobs_back() -> None:

@@ -92,7 +92,7 @@ class Charts:
         until_d = self.until_s / 86_400
         values = ticks(until_d, 6)
         named = [(v, f"{v:g}") for v in values]
-        return [*named[:-1], (values[-1], f"{values[-1]:g} {self._w('days')}")]
+        return [*named[:-1], (values[-1], self._w("days", n=f"{values[-1]:g}"))]
 
     # -- labs under each policy --
 

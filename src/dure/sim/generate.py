@@ -6,9 +6,11 @@ same seed makes the same trace.
 
 from __future__ import annotations
 
+import csv
+import io
 import random
 
-from dure.sim.trace import Trace, TraceJob
+from dure.sim.trace import COLUMNS, Trace, TraceJob
 
 _SIZES = (1, 1, 1, 1, 1, 1, 2, 2, 4, 8)
 
@@ -40,3 +42,14 @@ def generate(jobs: int, labs: int, days: float, seed: int) -> Trace:
         ),
         rejected=0,
     )
+
+
+def as_csv(trace: Trace) -> str:
+    """The trace as a file that `read_trace` reads."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for j in trace.jobs:
+        model = "|".join(j.tiers)
+        writer.writerow([j.name, j.lab, j.user, j.submit_s, j.run_s, j.num_gpus, model])
+    return text.getvalue()

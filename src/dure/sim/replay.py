@@ -121,6 +121,8 @@ class Replay:
                 pass
             if tell is not None and self.result.cycles % 512 == 0:
                 tell(len(self.result.ran), len(self.trace.jobs))
+        if tell is not None:
+            tell(len(self.result.ran), len(self.trace.jobs))
         return self.result
 
     # -- what happens --

@@ -100,7 +100,7 @@ class _Page:
             lines.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
         head = f"<thead><tr><th></th>{names}</tr></thead>"
         body = f"<tbody>{''.join(lines)}</tbody>"
-        return f"<h2>{self._w('all_columns')}</h2>{_table(head + body)}"
+        return f"<h2>{self._w('all_columns')}</h2>{_table(head + body, 'figures')}"
 
     def by_gpus(self) -> str:
         """Waits of each GPU count, policies below each other."""
@@ -170,9 +170,9 @@ def _cell(key: str, row: Row) -> str:
 
 def _class(name: str) -> str:
     """A class attribute; only the names below have a look of their own."""
-    known = {"violation": "warn", "same": "same", "name": "name"}
+    known = {"violation": "warn", "same": "same", "name": "name", "figures": "figures"}
     return f' class="{known[name]}"' if name in known else ""
 
 
-def _table(inner: str) -> str:
-    return f'<div class="scroll"><table>{inner}</table></div>'
+def _table(inner: str, name: str = "") -> str:
+    return f'<div class="scroll"><table{_class(name)}>{inner}</table></div>'

@@ -41,7 +41,8 @@ th{font-weight:600}
 thead th{color:var(--ink2);border-bottom:1px solid var(--line)}
 tbody tr+tr>*{border-top:1px solid var(--line)}
 tbody tr.same>*{border-top-color:transparent}
-tbody th,.name{text-align:left;font-weight:400;white-space:normal;min-width:9em}
+tbody th,.name{text-align:left;font-weight:400;white-space:normal}
+.figures tbody th{min-width:9em}
 thead th:first-child{text-align:left}
 thead .name{font-weight:600}
 td.name{overflow-wrap:anywhere}
@@ -70,6 +71,7 @@ dl.meaning dt{font-weight:600}
 dl.meaning dd{margin:0;color:var(--ink2);max-width:70ch}
 footer{margin-top:36px;color:var(--ink3);font-size:13px}
 @media (max-width:560px){main{padding:18px 12px 40px}th,td{padding:6px 9px}
+svg text{font-size:13px}
 .facts,dl.meaning{grid-template-columns:1fr;gap:0}.facts dd,dl.meaning dd{margin:0 0 8px}}
 @media print{body{background:#fff}figure,tr{break-inside:avoid}}
 """

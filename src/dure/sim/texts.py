@@ -212,7 +212,7 @@ WORDS: dict[str, Text] = {
         "모든 정책의 그림은 축이 같고, 마지막 대기열이 비는 때에 끝납니다.",
     ),
     "others": ("{count} others", "그 밖 {count}곳"),
-    "days": ("days", "일"),
+    "days": ("{n} days", "{n}일"),
     "reading": ("What the figures mean", "수치의 뜻"),
     "at_most_minute": ("≤ 1 min", "1분 이하"),
     "minutes": ("{n} min", "{n}분"),

@@ -91,6 +91,8 @@ class Whole:
             turns += 1
             if tell is not None and turns % 64 == 0:
                 tell(len(self.jobs) - len(self.engine.world.index), len(self.trace.jobs))
+        if tell is not None:
+            tell(len(self.jobs), len(self.trace.jobs))
         with self.store.read() as tx:
             return self._result(tx, turns)
 
