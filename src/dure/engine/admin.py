@@ -224,6 +224,12 @@ def put_user(
         if work.tx.lab(user.lab) is None:
             raise DureError(ErrorCode.NOT_FOUND, kind="lab", id=user.lab)
         check(work.tx.user(user.name))
+        taken = user.unix_uid and any(
+            other.unix_uid == user.unix_uid and other.name != user.name for other in work.tx.users()
+        )
+        if taken:
+            # Two people under one Unix user could read each other's outputs.
+            raise DureError(ErrorCode.IN_USE, kind="unix_uid", id=user.unix_uid)
         work.tx.put_user(user)
         work.emit(
             Event(

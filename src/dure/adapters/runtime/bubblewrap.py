@@ -76,7 +76,7 @@ class BubblewrapRuntime:
         args += ["--proc", "/proc", "--dev", "/dev"]
         for folder in ("/tmp", "/dev/shm", jail.HOME):  # noqa: S108 - the jail's own
             args += self._own_memory(folder, grant)
-        args += ["--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
+        args += ["--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]  # noqa: S108 - as above
         for fd, path in (
             (PASSWD_FD, "/etc/passwd"),
             (GROUP_FD, "/etc/group"),

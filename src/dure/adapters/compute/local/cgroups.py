@@ -4,7 +4,7 @@ Rule: standard library only, syntax of Python 3.9: the supervisor imports it. A 
 dict (it travels in `spec.json`): `version` 1 or 2, and `folders`, from controller to the
 job's folder; on version 2 the one key is `all`.
 """
-# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH118, PTH120, PTH123 - pathlib costs time at each start
+# ruff: noqa: PTH103, PTH106, PTH118, PTH123 - pathlib costs time at each start
 
 from __future__ import annotations
 

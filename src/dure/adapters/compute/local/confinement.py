@@ -65,9 +65,7 @@ class Confinement(Value, frozen=True, kw_only=True):
 
     def limits(self, order: LaunchOrder) -> Limits:
         """P-5's share, and a bound on processes."""
-        return Limits(
-            memory_mib=order.memory_mib, cores=order.cores, processes=self.processes
-        )
+        return Limits(memory_mib=order.memory_mib, cores=order.cores, processes=self.processes)
 
     def unfit(self, order: LaunchOrder, *, confines: bool) -> str:
         """Why this order cannot be launched here; empty if it can."""

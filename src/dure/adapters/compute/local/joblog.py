@@ -71,7 +71,9 @@ class JobLog:
 
     def say(self, sentence: str) -> None:
         """A line of Dure's own."""
-        self._write(f"\ndure: {sentence}\n".encode() if self.size else f"dure: {sentence}\n".encode())
+        self._write(
+            f"\ndure: {sentence}\n".encode() if self.size else f"dure: {sentence}\n".encode()
+        )
 
     def _write(self, data: bytes) -> None:
         try:

@@ -85,7 +85,9 @@ class Supervisor:
         self.log = JobLog(int(spec.get("log_limit_mib") or 0))
         self.job = Payload(spec, umask)
         self.quota = Quota(
-            int(spec.get("output_limit_mib") or 0), self.job.uid, self.number("quota_every_s") or QUOTA_S
+            int(spec.get("output_limit_mib") or 0),
+            self.job.uid,
+            self.number("quota_every_s") or QUOTA_S,
         )
         self.boot_id = boot_id()
         self.copier = 0
@@ -155,9 +157,7 @@ class Supervisor:
             os.dup2(self.log.fd, 2)
             program = os.path.join(os.path.dirname(__file__), "outcopy.py")
             args = [sys.executable, "-I", "-S", "-X", "utf8", program]
-            os.execv(
-                sys.executable, [*args, str(self.spec["copy_from"]), "out", str(self.job.uid)]
-            )
+            os.execv(sys.executable, [*args, str(self.spec["copy_from"]), "out", str(self.job.uid)])
         finally:
             os._exit(1)
 

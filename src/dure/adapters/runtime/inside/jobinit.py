@@ -12,7 +12,7 @@ the job, so as process 1 it never takes the rest down with it.
 It ignores signals on purpose: a launcher may pass on what was meant for the job, and the job
 must see a SIGTERM once.
 """
-# ruff: noqa: PTH103, PTH109, PTH123, S606 - pathlib costs time at each start
+# ruff: noqa: PTH103, PTH123, S606 - pathlib costs time at each start
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 SET_DUMPABLE, CAPBSET_DROP, SET_SECCOMP, SUBREAPER, NO_NEW_PRIVS = 4, 24, 22, 36, 38
 FILTER = 2
 LAST_CAPABILITY = 63
+CAPABILITY_VERSION_3 = 0x20080522
 LINE_LIMIT = 8 << 20
 OOM_SCORE = "500"
 """The kernel takes the job's own processes before this one, so the end is still told."""
@@ -50,7 +51,7 @@ class Refused(Exception):  # noqa: N818 - says what is so
 
 
 def prctl(option: int, value: int, pointer: object = 0) -> None:
-    """One prctl(2), or an OSError."""
+    """Ask the kernel about this process; raise an OSError if it refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), pointer, 0, 0) != 0:
         number = ctypes.get_errno()
@@ -68,9 +69,19 @@ def become(uid: int) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    drop_capabilities()
     prctl(NO_NEW_PRIVS, 1)
     # What runs as the same user must not trace this process or read its memory.
     prctl(SET_DUMPABLE, 0)
+
+
+def drop_capabilities() -> None:
+    """Empty the sets that outlive a change of user."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("=Ii", CAPABILITY_VERSION_3, 0)
+    if libc.capset(header, bytes(24)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def check() -> None:
@@ -237,7 +248,7 @@ class Init:
         """Until the last process of the job has gone."""
         self.obey()  # a stop may have come with the first line
         while self.reap():
-            watched = [wake] if self.link is None else [wake, self.link]
+            watched = [wake] if self.link is None else [wake, self.link.fileno()]
             for ready in select.select(watched, [], [])[0]:
                 if ready == wake:
                     os.read(wake, 4096)

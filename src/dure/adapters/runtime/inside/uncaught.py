@@ -4,12 +4,18 @@ Rule: standard library only, syntax of Python 3.9. The text that `collect` retur
 `core.oom` reads: blocks with an empty line between them, each headed `[main]`, `[rank N]` or
 `[other]`, oldest first, one `type: message` a line, the first cause first.
 """
-# ruff: noqa: PTH118, PTH123 - pathlib costs time at each start
+# ruff: noqa: PTH118 - pathlib costs time at each start
 
 from __future__ import annotations
 
 import json
 import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Record = dict[str, Any]
 
 RECORDS = "/tmp/.dure-uncaught"  # noqa: S108 - the jail's own /tmp, seen by this job alone
 MOST_RECORDS = 64
@@ -18,7 +24,7 @@ MOST_BYTES = 16_384
 
 def collect(folder: str, main: int) -> str:
     """All records of `folder` as text; `main` is the process id of the job's command."""
-    found = []
+    found: list[Record] = []
     try:
         names = sorted(os.listdir(folder))[:MOST_RECORDS]  # noqa: PTH208 - see above
     except OSError:
@@ -31,7 +37,7 @@ def collect(folder: str, main: int) -> str:
     return "\n\n".join(_block(record, main) for record in found)[-MOST_BYTES:]
 
 
-def _read(path: str) -> dict[str, object] | None:
+def _read(path: str) -> Record | None:
     """One record; the job may write anything there, so nothing is believed of its shape."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -47,11 +53,9 @@ def _read(path: str) -> dict[str, object] | None:
         return None
 
 
-def _block(record: dict[str, object], main: int) -> str:
-    chain = record["chain"]
-    assert isinstance(chain, list)
-    rank = str(record["rank"])
+def _block(record: Record, main: int) -> str:
+    rank = record["rank"]
     head = "main" if record["pid"] == main else f"rank {rank}" if rank.isdigit() else "other"
     # An empty line would end the block.
-    lines = [" | ".join(filter(None, map(str.strip, str(x).splitlines()))) for x in chain]
+    lines = [" | ".join(filter(None, map(str.strip, str(x).splitlines()))) for x in record["chain"]]
     return "\n".join([f"[{head}]", *filter(None, lines)])

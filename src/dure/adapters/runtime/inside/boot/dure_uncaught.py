@@ -3,7 +3,7 @@
 Installed by the `sitecustomize` beside it, in every Python process of a job. It costs some
 microseconds at start, changes nothing that is printed, and never raises. Any Python 3.
 """
-# ruff: noqa: PTH118, PTH123, INP001 - starts with every Python process of a job
+# ruff: noqa: PTH118, PTH123, INP001, SIM105 - starts with every Python process of a job
 
 import os
 import sys

@@ -4,7 +4,7 @@
 import os
 import sys
 
-import dure_uncaught
+import dure_uncaught  # type: ignore[import-not-found] # beside this file, not in a package
 
 dure_uncaught.install()
 
@@ -16,7 +16,7 @@ def go_on() -> None:
     me = sys.modules.pop("sitecustomize", None)
     sys.path[:] = [p for p in kept if os.path.abspath(p or ".") != here]
     try:
-        import sitecustomize  # noqa: F401, PLC0415 - found further down the path now
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401, PLC0415 - found further down the path now
     except ImportError:
         if me is not None:
             sys.modules["sitecustomize"] = me
