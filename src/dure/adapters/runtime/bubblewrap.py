@@ -15,6 +15,7 @@ SIZED = (0, 8)
 """First version that knows `--size`."""
 NAMESPACES = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
 # What the first program needs to become the job's user; it keeps nothing of it.
+KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
 UNNAMED = 1000
 """What a job of a root server sees as its user if it has none of its own: not root."""
 ROOT_KEEPS = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
@@ -74,9 +75,13 @@ class BubblewrapRuntime:
         for name, target in self._yard.host.links:
             args += ["--symlink", target, name]
         args += ["--proc", "/proc", "--dev", "/dev"]
-        for folder in ("/tmp", "/dev/shm", jail.HOME):  # noqa: S108 - the jail's own
+        if not grant.uid and self._uid == 0:
+            # The kernel asks there who owns a file, not for a capability: root is root.
+            for path in KERNEL:
+                args += ["--ro-bind-try", path, path]
+        for folder in ("/tmp", "/var/tmp", "/dev/shm", jail.HOME):  # noqa: S108 - the jail's own
             args += self._own_memory(folder, grant)
-        args += ["--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]  # noqa: S108 - as above
+        args += ["--dir", "/run"]
         for fd, path in (
             (PASSWD_FD, "/etc/passwd"),
             (GROUP_FD, "/etc/group"),

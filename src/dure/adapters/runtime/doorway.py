@@ -5,7 +5,7 @@ everything the job may see below one folder, also what only root can reach, beco
 user for good, and executes Apptainer with that as its only sources. Its /tmp is as large as
 the job's share of memory, where Apptainer's own holds 64 MiB.
 """
-# ruff: noqa: PTH101, PTH102, PTH103, PTH112, PTH118, PTH123, S606 - pathlib costs time at each start
+# ruff: noqa: B905, PTH101, PTH102, PTH103, PTH110, PTH112, PTH118, PTH119, PTH123, PTH211, S606 - pathlib costs time at each start
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ BIND, RECURSIVE, PRIVATE, NO_SUID, NO_DEV = 4096, 16384, 1 << 18, 2, 4
 NO_NEW_PRIVS = 38
 STAGES = ("/mnt", "/media", "/srv", "/opt")
 """Folders of which one exists everywhere; it is covered in this namespace only."""
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "fuse", "pts", "shm")
+LINKS = (
+    ("ptmx", "pts/ptmx"),
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+)
 OWN = {"tmp": "/tmp", "shm": "/dev/shm", "home": "/home/job"}  # noqa: S108 - the jail's own
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -38,7 +46,7 @@ def call(result: int, what: str) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    """mount(2)."""
+    """Mount, or raise an OSError that names the target."""
     encoded = [os.fsencode(text) for text in (source, target, kind)]
     call(_libc.mount(*encoded, ctypes.c_ulong(flags), data.encode() or None), target)
 
@@ -76,15 +84,18 @@ class Stage:
         for name, target in OWN.items():
             folder = self._path(name)
             os.mkdir(folder)
-            os.chmod(folder, 0o1777)
+            os.chmod(folder, 0o1777)  # noqa: S103 - every process of the job may write here
             self._show(folder, target, writable=True)
         for target, fd in self.orders["files"].items():
             self._file(target, fd)
         root = self._place(self.root)
+        self._devices()
         for bind, source in zip(self.orders["binds"], self.sources):
+            if bind["device"]:
+                continue
             if self.orders["cover"] and bind["writable"]:
                 self._cover(bind["target"])
-            self._show(self._place(source), bind["target"], bind["writable"] or bind["device"])
+            self._show(self._place(source), bind["target"], bind["writable"])
         return root
 
     def _path(self, name: str) -> str:
@@ -100,6 +111,31 @@ class Stage:
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
         mount(f"/proc/self/fd/{source}", path, "none", BIND | RECURSIVE)
         return path
+
+    def _devices(self) -> None:
+        """A /dev with nothing but the granted cards: Apptainer passes on only what lies there."""
+        granted = [b["device"] for b in self.orders["binds"]]
+        if not any(granted):
+            return
+        folder = self._path("dev")
+        os.mkdir(folder)
+        nodes = [(f"/dev/{name}", f"/dev/{name}") for name in DEVICES]
+        for bind, source in zip(self.orders["binds"], self.sources):
+            if bind["device"]:
+                nodes.append((f"/proc/self/fd/{source}", bind["target"]))
+                self._show(bind["target"], bind["target"], writable=True)
+        for node, target in nodes:
+            path = os.path.join(folder, os.path.basename(target))
+            if os.path.isdir(node):
+                os.mkdir(path)
+            elif os.path.exists(node):
+                os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+            else:
+                continue
+            mount(node, path, "none", BIND | RECURSIVE)
+        for name, to in LINKS:
+            os.symlink(to, os.path.join(folder, name))
+        mount(folder, "/dev", "none", BIND | RECURSIVE)
 
     def _file(self, target: str, fd: int) -> None:
         """A small file of the job's own; Apptainer itself must find the user in them."""

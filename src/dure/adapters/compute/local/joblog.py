@@ -5,6 +5,8 @@ nothing else keeps one file of a job small while its other files may be large. B
 limit the job goes on and what it prints is dropped.
 """
 
+# ruff: noqa: SIM105 - contextlib costs time at each start
+
 from __future__ import annotations
 
 import fcntl

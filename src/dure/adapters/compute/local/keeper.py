@@ -2,7 +2,7 @@
 
 Rule: standard library only, syntax of Python 3.9, few imports: they cost time in each job.
 """
-# ruff: noqa: PTH112, PTH118, PTH120, SIM105, S606 - pathlib costs time at each start
+# ruff: noqa: PTH109, PTH112, PTH118, PTH120, SIM105, S606 - pathlib costs time at each start
 
 from __future__ import annotations
 
