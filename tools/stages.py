@@ -38,6 +38,7 @@ STAGES: dict[str, list[list[str]]] = {
     "sim": [[*PYTEST, "-n", "2", "tests/sim"]],
     "engine": [[*PYTEST, "-n", "2", "tests/engine"]],
     "contract": [[*PYTEST, "-n", "2", "tests/contract", "tests/agent"]],
+    "jail": [[*PYTEST, "-n", "2", "tests/jail"]],
     "api": [[*PYTEST, "-n", "2", "tests/api", "tests/cli"]],
     "e2e": [[*PYTEST, "tests/e2e"]],
 }

@@ -114,7 +114,7 @@ def other_machine() -> Iterator[Around]:
         ("netns", "add", here),
         ("netns", "add", there),
         ("-n", here, "link", "set", "lo", "up"),
-        ("link", "add", cable, "netns", here, *["type", "veth", "peer", "name", "eth0", "netns"], there),
+        ("link", "add", cable, "netns", here, "type", "veth", "peer", "eth0", "netns", there),
         ("-n", here, "addr", "add", f"{INSIDE}/24", "dev", cable),
         ("-n", there, "addr", "add", f"{OUTSIDE}/24", "dev", "eth0"),
         ("-n", here, "link", "set", cable, "up"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from dure.adapters.runtime import host
 from dure.adapters.runtime.attack.report import Check, Report
 from dure.adapters.runtime.attack.scene import Scene, set_up
 from dure.adapters.runtime.choose import apptainer, bubblewrap
-from dure.adapters.runtime.jail import Yard
+from dure.adapters.runtime.jail import PACKAGE, Yard
 from dure.core.model import JobId, LabId, NodeId, PlacementId, TierId, UserId
 from dure.ports import Exited, Freed, LaunchOrder, LeaseKey, Runtime
 
@@ -114,11 +115,12 @@ def _controls(scene: Scene) -> set[str]:
 
 def _as_user(scene: Scene, targets: dict[str, str | int | bool], env: dict[str, str]) -> set[str]:
     """As the attacker's own user; the programs must lie where that one can read them."""
-    copy = scene.base / "attacks.py"
-    copy.write_bytes(attacks_file().read_bytes())
+    here = attacks_file().parent
+    copy = scene.base / "dure" / here.relative_to(here.parents[2])
+    shutil.copytree(here, copy)
     python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
     user = {"user": scene.uid, "group": scene.uid, "extra_groups": []}
-    return _control([python, "-I", "-S", str(copy), json.dumps(targets)], env, user)
+    return _control([python, "-I", "-S", str(copy / "attacks.py"), json.dumps(targets)], env, user)
 
 
 def _control(command: list[str], env: dict[str, str], user: dict[str, object]) -> set[str]:
@@ -166,7 +168,8 @@ def parse(text: str) -> Results:
 def _as_job(scene: Scene, runtime: Runtime, uid: int) -> Results:
     """Run them as a job, then look for what it has left on the machine."""
     python = host.look().python
-    inside = "/run/dure/dure/adapters/runtime/attack/attacks.py"
+    inside = f"{PACKAGE}/{attacks_file().relative_to(Path(host.look().package))}"
+    inside = inside if runtime.confines else str(attacks_file())
     command = (python, "-I", "-S", inside, json.dumps(scene.targets))
     log = run_job(scene, runtime, command, uid)
     found = parse(log)

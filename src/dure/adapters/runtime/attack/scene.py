@@ -11,7 +11,6 @@ import ctypes
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -196,13 +195,14 @@ def _victim(secret: str, uid: int) -> Iterator[dict[str, str | int]]:
         cwd="/",
         **as_user,  # type: ignore[call-overload]
     )
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         process.stdout.readline()
         yield {"victim": process.pid, "mark": mark}
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
+        process.stdout.close()
 
 
 @contextlib.contextmanager
