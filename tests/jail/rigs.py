@@ -91,8 +91,7 @@ class JailRig(LocalRig):
         confinement = Confinement(
             uid=os.getuid(),
             state_dir=str(self.root.parent),
-            controllers=layout,
-            **{"processes": 200, **self.confinement},
+            **{"controllers": layout, "processes": 200, **self.confinement},
         )
         self.backend = LocalBackend(
             self.root,

@@ -208,6 +208,7 @@ class LocalBackend:
             data_limit_mib=data_mib,
             output_limit_mib=limits.output_limit_mib,
             log_limit_mib=limits.log_limit_mib,
+            quota_every_s=limits.quota_every_s,
             copy_from=self._shelf.earlier_output(order.key, order.copy_from_epoch),
             files=command.files,
             inside=command.inside,

@@ -31,6 +31,8 @@ class Confinement(Value, frozen=True, kw_only=True):
     processes: int = 0
     output_limit_mib: int = 0
     log_limit_mib: int = 0
+    quota_every_s: float = 5.0
+    """How often an output folder is measured."""
     devices: str = "/dev"
 
     def user(self, order: LaunchOrder) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from dure.adapters.compute.local.cgroups import Group
 from dure.adapters.compute.local.leases import NEVER, Chronicle, Held, Record, Shelf
 from dure.adapters.compute.local.processes import Tree, marked, processes, send_signal
 from dure.adapters.compute.local.rundir import Spec
@@ -300,19 +301,26 @@ class Watch:
     def _hunt(self, held: Held, now: float, tree: Tree) -> None:
         """Free the GPUs only when no orphan of the job lives."""
         spec = held.run.spec() or Spec(argv=(), env={}, cwd="", marks=())
-        alive = marked(tree, list(spec.marks))
+        group = _group(spec)
+        alive = marked(tree, list(spec.marks)) | (group.members() if group else set())
         if not alive:
             self._free(held)
             return
         assert held.lost_at is not None
         kill_s = self._durations.lost_kill_s
         if now >= held.lost_at + kill_s:
+            if group:
+                group.kill()
             for pid in alive:
                 send_signal(pid, signal.SIGKILL)
         held.look_at = now + self._durations.poll_s
 
     def _free(self, held: Held) -> None:
         held.freed = True
+        spec = held.run.spec()
+        group = _group(spec) if spec is not None else None
+        if group and not group.remove():
+            log.warning("job %d: its control group could not be removed", held.key.job)
         self._tell(held, Freed(key=held.key, at_ms=self._chronicle.now(held)))
         self._finish(held)
 
@@ -352,3 +360,11 @@ class Watch:
                 if gpu != before[gpu.index]:
                     self._record.add(GpuChanged(node=node.name, gpu=gpu))
         self._news = True
+
+
+def _group(spec: Spec) -> Group | None:
+    """The control group that a lost supervisor has left behind."""
+    layout = spec.cgroup
+    if layout is None:
+        return None
+    return Group({"version": layout.version, "folders": layout.folders})
