@@ -141,5 +141,3 @@ class JailRig(LocalRig):
         assert self.groups() == []
         assert str(self.root) not in Path("/proc/self/mounts").read_text()
         assert not list(self.root.glob("*/1/ctl.sock"))
-
-

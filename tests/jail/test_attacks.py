@@ -47,7 +47,12 @@ def test_server_without_root(tmp_path):
     need_root()
     python = "/usr/bin/python3"
     same = f"{sys.version_info.major}.{sys.version_info.minor}"
-    found = subprocess.run([python, "-c", "import sys; print(*sys.version_info[:2], sep='.')"], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [python, "-c", "import sys; print(*sys.version_info[:2], sep='.')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if found.stdout.strip() != same:
         pytest.skip(f"{python} is not the Python {same} of the tests, which others cannot run")
     site = str(Path(msgspec.__file__).parents[1])

@@ -12,7 +12,9 @@ import pytest
 
 from tests.jail.rigs import JailRig
 
-DAEMON = "import signal, time; signal.signal(15, signal.SIG_IGN); open('daemon', 'w'); time.sleep(60)"
+DAEMON = (
+    "import signal, time; signal.signal(15, signal.SIG_IGN); open('daemon', 'w'); time.sleep(60)"
+)
 SAVES = f"""
 import os, signal, subprocess, sys, time
 rank = os.environ.get("RANK", "")
@@ -92,9 +94,7 @@ def test_both_ranks_of_a_launcher_save(rig):
         assert (rig.out(1) / f"checkpoint{rank}").exists()
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="torch is not installed here"
-)
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
 def test_both_ranks_of_torchrun_save(rig):
     script = "import sys; exec(sys.argv[1])"
     (rig.root.parent / "train.py").write_text(script)

@@ -12,7 +12,8 @@ from dure.adapters.runtime.host import gpu_devices, inside
 from dure.core.model import Gpu, Node, Value
 from dure.ports import Grant, LaunchOrder
 
-CLOSED = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var")
+_VAR = ("backups", "cache", "lib", "log", "mail", "spool")
+CLOSED = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", *(f"/var/{name}" for name in _VAR))
 """System folders that no job may name, whoever owns them; a site may share parts of them."""
 
 
