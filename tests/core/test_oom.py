@@ -209,13 +209,17 @@ RECORDS: dict[str, tuple[str, OomKind | None]] = {
         None,
     ),
     "one rank, then its launcher": (
-        "[rank 1]\ntorch.OutOfMemoryError: x\n\n[rank 0]\nDistBackendError: NCCL\n\n[main]\n"
-        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: fit.py FAILED",
+        (
+            "[rank 1]\ntorch.OutOfMemoryError: x\n\n[rank 0]\nDistBackendError: NCCL\n\n[main]\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: fit.py FAILED"
+        ),
         GPU,
     ),
     "ranks without": (
-        "[rank 0]\nKeyError: 'x'\n\n[main]\n"
-        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: fit.py FAILED",
+        (
+            "[rank 0]\nKeyError: 'x'\n\n[main]\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: fit.py FAILED"
+        ),
         None,
     ),
 }

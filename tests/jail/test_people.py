@@ -156,7 +156,7 @@ def test_hidden_folders_of_the_servers_home_stay_hidden(tmp_path):
         ("project", True),
     ):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
-        why = doors.unfit(order("x", 1, workdir=str((tmp_path / name))), confines=True)
+        why = doors.unfit(order("x", 1, workdir=str(tmp_path / name)), confines=True)
         assert (why == "") is may, name
 
 
