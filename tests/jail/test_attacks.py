@@ -42,9 +42,21 @@ def test_nothing_is_open_beyond_what_is_allowed(mode, monkeypatch):
     assert summary.checks == len(report.checks)
 
 
-def test_server_without_root(tmp_path):
+ACCOUNT = """
+cp /etc/passwd "$1" && echo "kim:x:$2:$2::/nonexistent:/bin/sh" >>"$1" || exit 1
+mount --bind "$1" /etc/passwd || exit 1
+shift 2; exec "$@"
+"""
+"""Gives a user an account in a mount namespace of its own: Apptainer asks for one."""
+
+
+@pytest.mark.parametrize("mode", ["bubblewrap", "apptainer"])
+def test_server_without_root(tmp_path, mode):
     """The server itself as an ordinary user: nothing of the jail needs more."""
     need_root()
+    path = os.defpath
+    if mode == "apptainer":
+        path = f"{Path(apptainer_program()).parent}:{path}"
     python = "/usr/bin/python3"
     same = f"{sys.version_info.major}.{sys.version_info.minor}"
     found = subprocess.run(
@@ -56,12 +68,11 @@ def test_server_without_root(tmp_path):
     if found.stdout.strip() != same:
         pytest.skip(f"{python} is not the Python {same} of the tests, which others cannot run")
     site = str(Path(msgspec.__file__).parents[1])
+    become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
+    account = ["unshare", "--mount", "sh", "-c", ACCOUNT, "sh", str(tmp_path / "passwd"), str(UID)]
     done = subprocess.run(
-        [python, "-m", "dure.adapters.runtime.attack", "bubblewrap"],
-        env={"PATH": os.defpath, "PYTHONPATH": f"{ROOT / 'src'}:{site}"},
-        user=UID,
-        group=UID,
-        extra_groups=[],
+        [*account, *become, python, "-m", "dure.adapters.runtime.attack", mode],
+        env={"PATH": f"{path}:/sbin:/usr/sbin", "PYTHONPATH": f"{ROOT / 'src'}:{site}"},
         cwd="/",
         capture_output=True,
         text=True,

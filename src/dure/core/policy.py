@@ -51,6 +51,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_time_limit_s: Annotated[
         int, Meta(ge=0, description="above it 422 TIME_LIMIT_TOO_LONG; 0: none")
     ] = 0
+    first_unix_uid: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2_000_000_000,
+            description="users without a Unix user are given the next free one from here; 0: none",
+        ),
+    ] = 0
     charging: Annotated[
         Charging,
         Meta(description="P-11: order by charged use, or count running jobs too"),

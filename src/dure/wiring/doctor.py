@@ -15,6 +15,7 @@ import msgspec
 
 from dure.adapters.compute.local import controllers
 from dure.adapters.compute.local.gpus import probe
+from dure.adapters.runtime import seccomp
 from dure.adapters.runtime.choose import choose
 from dure.client import Client
 from dure.core.errors import DureError
@@ -84,8 +85,11 @@ def _jail(settings: Settings) -> list[Check]:
         hint = "; install bubblewrap" if settings.node.runtime == "auto" else ""
         return [Check("runtime", "warn", f"`process`: {unconfined}{hint}{passed}")]
     found = [Check("runtime", "ok", f"`{choice.runtime.name}`{passed}")]
-    if os.getuid() == 0:
-        hint = "give every user one: `dure admin user set NAME --unix-uid UID`"
+    if not seccomp.program(os.uname().machine):
+        hole = f"no filter of system calls for {os.uname().machine}: jobs may make user namespaces"
+        found.append(Check("filter", "warn", hole))
+    if os.getuid() == 0 and not settings.policy.first_unix_uid:
+        hint = "set `first_unix_uid` of [policy], or `dure admin user set NAME --unix-uid UID`"
         sentence = f"jobs of users without a unix_uid run as root in a user namespace; {hint}"
         found.append(Check("users", "warn", sentence))
     return found

@@ -45,6 +45,8 @@ LINE_LIMIT = 8 << 20
 OOM_SCORE = "500"
 """The kernel takes the job's own processes before this one, so the end is still told."""
 
+libc = ctypes.CDLL(None, use_errno=True)
+
 
 class Refused(Exception):  # noqa: N818 - says what is so
     """The jail is not as tight as it must be: nothing is started in it."""
@@ -52,7 +54,6 @@ class Refused(Exception):  # noqa: N818 - says what is so
 
 def prctl(option: int, value: int, pointer: object = 0) -> None:
     """Ask the kernel about this process; raise an OSError if it refuses."""
-    libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), pointer, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -77,7 +78,6 @@ def become(uid: int) -> None:
 
 def drop_capabilities() -> None:
     """Empty the sets that outlive a change of user."""
-    libc = ctypes.CDLL(None, use_errno=True)
     header = struct.pack("=Ii", CAPABILITY_VERSION_3, 0)
     if libc.capset(header, bytes(24)) != 0:
         number = ctypes.get_errno()
