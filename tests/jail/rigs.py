@@ -12,6 +12,7 @@ import pytest
 
 from dure.adapters.compute.local import controllers
 from dure.adapters.compute.local.backend import LocalBackend
+from dure.adapters.compute.local.cgroups import Group
 from dure.adapters.compute.local.confinement import Confinement
 from dure.adapters.compute.local.gpus import Declared, Machine, Probe
 from dure.adapters.compute.local.watch import Durations
@@ -134,6 +135,13 @@ class JailRig(LocalRig):
             layout = json.loads((run / "spec.json").read_text())["cgroup"]
             found += [Path(p) for p in (layout or {"folders": {}})["folders"].values()]
         return [path for path in found if path.exists()]
+
+    def close(self) -> None:
+        """As the local rig's; what it kills cannot take its control group away itself."""
+        super().close()
+        for run in self.root.glob("*/*/spec.json"):
+            layout = json.loads(run.read_text())["cgroup"]
+            assert layout is None or Group(layout).remove()
 
     def nothing_left(self) -> None:
         """No process, control group, mount or socket of any job."""

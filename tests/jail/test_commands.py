@@ -54,20 +54,20 @@ def test_it_is_a_function_of_its_arguments():
 
 
 def test_command_line_shows_nothing_of_the_job():
-    command = bubble(workdir="/work/kim")
+    command = bubble(workdir="/projects/kim")
     shown = " ".join(command.argv) + str(command.env)
     assert SECRET not in shown
-    assert "/work/kim" not in shown
+    assert "/projects/kim" not in shown
     assert command.inside.env["TOKEN"] == SECRET
 
 
 def test_own_output_alone_is_writable():
-    args = words(bubble(workdir="/work/kim"))
+    args = words(bubble(workdir="/projects/kim"))
     assert after(args, "--bind") == [(OUT, OUT)]
     shown = {target for _, target in after(args, "--ro-bind")}
-    assert shown == {"/usr", "/opt/py", "/data", "/work/kim", jail.PACKAGE}
+    assert shown == {"/usr", "/opt/py", "/data", "/projects/kim", jail.PACKAGE}
     assert args[-4:] == ["--remount-ro", "/", "--chdir", "/"]
-    assert bubble(workdir="/work/kim").inside.cwd == "/work/kim"
+    assert bubble(workdir="/projects/kim").inside.cwd == "/projects/kim"
     assert bubble().inside.cwd == OUT
 
 

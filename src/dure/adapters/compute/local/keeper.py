@@ -2,30 +2,23 @@
 
 Rule: standard library only, syntax of Python 3.9, few imports: they cost time in each job.
 """
-# ruff: noqa: PTH109, PTH112, PTH118, PTH120, SIM105, S606 - pathlib costs time at each start
+# ruff: noqa: PTH109, PTH112 - pathlib costs time at each start
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import socket
-import sys
 import time
 
+from dure.adapters.compute.local.audience import Audience
+from dure.adapters.compute.local.execute import copy_output
 from dure.adapters.compute.local.joblog import JobLog
 from dure.adapters.compute.local.payload import UNCAUGHT, Payload
 from dure.adapters.compute.local.processes import processes, send_signal
 from dure.adapters.compute.local.quota import Quota
-from dure.adapters.compute.local.records import (
-    boot_id,
-    put,
-    read_json,
-    restore,
-    stamp,
-    tail,
-)
+from dure.adapters.compute.local.records import Files, boot_id, read_json, stamp, tail
 from dure.adapters.runtime.inside.uncaught import collect
 
 TYPE_CHECKING = False  # typing itself is too slow to import
@@ -34,7 +27,6 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-LINE_LIMIT = 65_536
 POLL_S = 0.2
 """How often processes are looked for that are no children of this one."""
 QUOTA_S = 5.0
@@ -43,45 +35,13 @@ OOM_POLL_S = 1.0
 """How often the first layout of control groups is asked whether the kernel killed."""
 
 
-class Client:
-    """One open connection and what it has sent of an unfinished line."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self.sock = sock
-        self.buffer = b""
-
-    def lines(self) -> list[bytes] | None:
-        """Whole lines that have come; None: the connection is over."""
-        try:
-            data = self.sock.recv(LINE_LIMIT)
-        except (BlockingIOError, InterruptedError):
-            return []
-        except OSError:
-            return None
-        self.buffer += data
-        if not data or len(self.buffer) > LINE_LIMIT:
-            return None
-        *whole, self.buffer = self.buffer.split(b"\n")
-        return whole
-
-    def tell(self, event: str) -> None:
-        """Send an event; a client that does not read learns it from the files."""
-        try:
-            self.sock.send(json.dumps({"event": event}).encode() + b"\n")
-        except OSError:
-            pass
-
-
 class Supervisor:
     """State of one run. Everything happens in `run`, one step after another."""
 
     def __init__(self, spec: Fields, listener: socket.socket, umask: int) -> None:
         self.spec = spec
-        self.listener = listener
-        self.clients: dict[int, Client] = {}
-        self.poll = select.poll()
-        self.poll.register(listener, select.POLLIN)
+        self.clients = Audience(listener)
+        self.files = Files(os.getcwd())
         self.log = JobLog(int(spec.get("log_limit_mib") or 0))
         self.job = Payload(spec, umask)
         self.quota = Quota(
@@ -105,11 +65,7 @@ class Supervisor:
         self.strangers = False
         self.exit: Fields | None = None
         self.freed = False
-        self.unsaved: dict[str, Fields] = {}
-        self.saved: dict[str, Fields] = {}
-        self.home = os.getcwd()
         self.unsaid: list[str] = []
-        self.said: list[str] = []
 
     def number(self, key: str) -> float:
         """A number of the spec; absent is 0."""
@@ -119,12 +75,11 @@ class Supervisor:
 
     def run(self) -> None:
         """Until no process of the job is left and that is on disk."""
-        wake = self._wake_on_child()
         stop = read_json("stop.json")
         if stop is not None:
             self._never_started("stopped before it started")
         elif self.spec.get("copy_from") and not os.path.isdir("out"):
-            self.copier = self._copy()
+            self.copier = copy_output(str(self.spec["copy_from"]), self.log.fd, self.job.uid)
             self.job.helpers.add(self.copier)
         else:
             self._start()
@@ -135,31 +90,11 @@ class Supervisor:
             self._clock()
             self._check_freed()
             self._save()
-            if self.freed and not self.unsaved:
+            if self.freed and not self.files.unsaved:
                 return
-            for fd, _ in self.poll.poll(self._wait_ms()):
-                self._ready(fd, wake)
-
-    def _wake_on_child(self) -> int:
-        out, into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(into, warn_on_full_buffer=False)
-        self.poll.register(out, select.POLLIN)
-        return out
-
-    def _copy(self) -> int:
-        """Fill `out` from an earlier attempt's, in a process that dies with this one."""
-        pid = os.fork()
-        if pid:
-            return pid
-        try:
-            os.dup2(self.log.fd, 1)
-            os.dup2(self.log.fd, 2)
-            program = os.path.join(os.path.dirname(__file__), "outcopy.py")
-            args = [sys.executable, "-I", "-S", "-X", "utf8", program]
-            os.execv(sys.executable, [*args, str(self.spec["copy_from"]), "out", str(self.job.uid)])
-        finally:
-            os._exit(1)
+            for kill_after in self.clients.wait(self._wait_ms()):
+                if not self.freed:
+                    self._stop(kill_after)
 
     def _start(self) -> None:
         self.begun = stamp()
@@ -171,9 +106,9 @@ class Supervisor:
             return
         finally:
             os.close(out)
-        self.poll.register(self.log.source, select.POLLIN)
+        self.clients.poll.register(self.log.source, select.POLLIN)
         if self.job.link is not None:
-            self.poll.register(self.job.link, select.POLLIN)
+            self.clients.poll.register(self.job.link, select.POLLIN)
         else:
             self._started()
 
@@ -186,13 +121,13 @@ class Supervisor:
         if self.job.group is not None and self.job.group.version == 1:
             self.oom_at = now + OOM_POLL_S
         status = {"pid": self.job.command, "started": self.begun, "boot_id": self.boot_id}
-        self.unsaved["status.json"] = status
+        self.files.unsaved["status.json"] = status
         self.unsaid.append("started")
 
     def _pump(self) -> None:
         source = self.log.source
         if source >= 0 and not self.log.pump() and self.log.source < 0:
-            self.poll.unregister(source)
+            self.clients.poll.unregister(source)
 
     def _hear(self) -> None:
         """What the first program inside the jail tells."""
@@ -207,7 +142,7 @@ class Supervisor:
             elif event["event"] == "ended" and self.running and self.exit is None:
                 self._ended(event)
         if number >= 0 and self.job.link is None:
-            self.poll.unregister(number)
+            self.clients.poll.unregister(number)
 
     def _no_jail(self, why: str) -> None:
         self.log.say(f"the jail could not be made, nothing was started: {why}")
@@ -278,6 +213,9 @@ class Supervisor:
         if group is not None:
             self.exit["oom_kill"] = group.oom_kills()
             self.exit["peak_mib"] = group.peak_mib()
+            if group.pids_refused():
+                most = (self.spec.get("limits") or {}).get("processes")
+                self.log.say(f"the job may have at most {most} processes; more were refused")
         self.exit["stderr_tail"] = tail("log")
         self._report_exit()
 
@@ -295,7 +233,7 @@ class Supervisor:
         self.exit["term"], self.exit["killed"] = self.term, self.killed
         full = {"output": self.quota.ever, "log": self.log.full}
         self.exit["full"] = [name for name, reached in full.items() if reached]
-        self.unsaved["exit.json"] = self.exit
+        self.files.unsaved["exit.json"] = self.exit
 
     def _check_freed(self) -> None:
         if self.exit is None or self.freed:
@@ -378,64 +316,15 @@ class Supervisor:
             at.append(self.term_at + self.kill_after)
         if self.running and self.exit is None and self.quota.limit and not self.quota.pid:
             at.append(self.quota.due)
-        if self.unsaved or self.strangers or (self.killed and not self.freed):
+        if self.files.unsaved or self.strangers or (self.killed and not self.freed):
             at.append(now + POLL_S)
         # poll() counts milliseconds in an int: a limit of a month would not fit.
         return max(1, int(min(min(at) - now, 3600) * 1000) + 1) if at else None
 
-    # -- files and clients --
+    # -- files --
 
     def _save(self) -> None:
-        """Write what is not on disk yet, then tell; a full disk is tried again."""
-        try:
-            for name in list(self.unsaved):
-                put(name, self.unsaved[name], sync=name == "exit.json")
-                self.saved[name] = self.unsaved.pop(name)
-        except FileNotFoundError:
-            # The job has deleted its own run directory: its end must be told all the same.
-            if restore(self.home, self.spec):
-                self.unsaved = {**self.saved, **self.unsaved}
-            return
-        except OSError:
-            return
-        for event in self.unsaid:
-            for client in self.clients.values():
-                client.tell(event)
-        self.said += self.unsaid
-        self.unsaid = []
-
-    def adopt(self, sock: socket.socket) -> None:
-        """Serve one more client, from what has happened already."""
-        client = Client(sock)
-        self.clients[sock.fileno()] = client
-        self.poll.register(sock, select.POLLIN)
-        for event in self.said:
-            client.tell(event)
-
-    def _ready(self, fd: int, wake: int) -> None:
-        if fd == wake:
-            os.read(wake, 4096)
-        elif fd == self.log.source or (self.job.link and fd == self.job.link.fileno()):
-            return  # read on the next round of `run`
-        elif fd == self.listener.fileno():
-            try:
-                self.adopt(self.listener.accept()[0])
-            except OSError:
-                pass
-        else:
-            lines = self.clients[fd].lines()
-            if lines is None:
-                self.poll.unregister(fd)
-                self.clients.pop(fd).sock.close()
-            for line in lines or ():
-                self._order(line)
-
-    def _order(self, line: bytes) -> None:
-        try:
-            order = json.loads(line)
-            kill_after = float(order["kill_after_s"])
-            order["stop"]
-        except (ValueError, TypeError, KeyError):
-            return
-        if not self.freed:
-            self._stop(min(max(0.0, kill_after), 1e9))
+        """Write what is not on disk yet, then tell."""
+        if self.files.save(self.spec):
+            self.clients.tell(self.unsaid)
+            self.unsaid = []

@@ -80,3 +80,27 @@ def read_json(name: str) -> Fields | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+class Files:
+    """Files to be written into the run directory, kept until they are on disk."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+        self.unsaved: dict[str, Fields] = {}
+        self._saved: dict[str, Fields] = {}
+
+    def save(self, spec: Fields) -> bool:
+        """Write what is not on disk yet; False: try again, as on a full disk."""
+        try:
+            for name in list(self.unsaved):
+                put(name, self.unsaved[name], sync=name == "exit.json")
+                self._saved[name] = self.unsaved.pop(name)
+        except FileNotFoundError:
+            # The job has deleted its own run directory: its end must be told all the same.
+            if restore(self._home, spec):
+                self.unsaved = {**self._saved, **self.unsaved}
+            return False
+        except OSError:
+            return False
+        return True

@@ -92,7 +92,7 @@ def main(run_dir: str) -> int:
     listener.setblocking(False)
     supervisor = Supervisor(spec, listener, umask)
     if link is not None:
-        supervisor.adopt(link)
+        supervisor.clients.adopt(link)
     supervisor.run()
     try:
         os.unlink("ctl.sock")

@@ -301,26 +301,20 @@ class Watch:
     def _hunt(self, held: Held, now: float, tree: Tree) -> None:
         """Free the GPUs only when no orphan of the job lives."""
         spec = held.run.spec() or Spec(argv=(), env={}, cwd="", marks=())
-        group = _group(spec)
-        alive = marked(tree, list(spec.marks)) | (group.members() if group else set())
+        alive = _alive(spec, tree)
         if not alive:
             self._free(held)
             return
         assert held.lost_at is not None
         kill_s = self._durations.lost_kill_s
         if now >= held.lost_at + kill_s:
-            if group:
-                group.kill()
             for pid in alive:
                 send_signal(pid, signal.SIGKILL)
         held.look_at = now + self._durations.poll_s
 
     def _free(self, held: Held) -> None:
         held.freed = True
-        spec = held.run.spec()
-        group = _group(spec) if spec is not None else None
-        if group and not group.remove():
-            log.warning("job %d: its control group could not be removed", held.key.job)
+        _remove_group(held)
         self._tell(held, Freed(key=held.key, at_ms=self._chronicle.now(held)))
         self._finish(held)
 
@@ -362,9 +356,21 @@ class Watch:
         self._news = True
 
 
-def _group(spec: Spec) -> Group | None:
+def _group(spec: Spec | None) -> Group | None:
     """The control group that a lost supervisor has left behind."""
-    layout = spec.cgroup
+    layout = spec.cgroup if spec is not None else None
     if layout is None:
         return None
     return Group({"version": layout.version, "folders": layout.folders})
+
+
+def _alive(spec: Spec, tree: Tree) -> set[int]:
+    """Processes of a job, by their marks and by its control group."""
+    group = _group(spec)
+    return marked(tree, list(spec.marks)) | (group.members() if group else set())
+
+
+def _remove_group(held: Held) -> None:
+    group = _group(held.run.spec())
+    if group is not None and not group.remove():
+        log.warning("job %d: its control group could not be removed", held.key.job)
