@@ -42,6 +42,7 @@ STAGES: dict[str, list[list[str]]] = {
     "lease": [[*PYTEST, "-n", "2", "tests/lease"]],
     # They wait for nodes that have gone, mostly: more at a time than there are cores.
     "edge": [[*PYTEST, "-n", "4", "tests/edge"]],
+    "jail": [[*PYTEST, "-n", "2", "tests/jail"]],
     "api": [[*PYTEST, "-n", "2", "tests/api", "tests/cli"]],
     # In an environment of its own: MLflow and what it brings are no business of the server.
     "sdk": [

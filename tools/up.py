@@ -16,6 +16,9 @@ CONFIG = """\
 # Written by `make up`. See docs/reference/settings.md for everything that can stand here.
 [server]
 state_dir = "{state}"
+
+[node]
+workdirs = ["{root}"]
 """
 SLOTS = """
 # This machine has no NVIDIA GPU: declared slots stand in. Their VRAM is a real memory limit.
@@ -55,7 +58,7 @@ def write_config(state: Path) -> Path:
     path = state / "dure.toml"
     if not path.exists():
         state.mkdir(parents=True, exist_ok=True)
-        path.write_text(CONFIG.format(state=state) + ("" if has_gpus() else SLOTS))
+        path.write_text(CONFIG.format(state=state, root=ROOT) + ("" if has_gpus() else SLOTS))
     return path
 
 

@@ -274,6 +274,8 @@ class LaunchOrder(Value, frozen=True, kw_only=True):
     """A second run beside the first one does no harm."""
     copy_from_epoch: int = 0
     """Newest earlier epoch, whose output folder this one starts from; 0: none."""
+    unix_uid: int = 0
+    """The user's own Unix user; 0: none is known."""
 
 
 class StopOrder(Value, frozen=True, kw_only=True):
@@ -450,6 +452,24 @@ class Grant(Value, frozen=True, kw_only=True):
     memory_mib: int
     data_limit_mib: int = 0
     """Limit on the process's own memory (RLIMIT_DATA); 0: none."""
+    devices: tuple[str, ...] = ()
+    """Device nodes of the granted GPUs, with those that every GPU needs."""
+    uid: int = 0
+    """Unix user and group that the job becomes; 0: it stays the server's own user."""
+    processes: int = 0
+    """Most processes and threads, where no cgroup limits them; 0: a cgroup does."""
+
+
+class Inside(Value, frozen=True, kw_only=True):
+    """What the first program inside a jail is told: it starts the job's command."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    uid: int = 0
+    seccomp: bytes = b""
+    """Classic BPF program over system calls; empty: none."""
+    processes: int = 0
 
 
 class RuntimeCommand(Value, frozen=True, kw_only=True):
@@ -457,13 +477,24 @@ class RuntimeCommand(Value, frozen=True, kw_only=True):
 
     argv: tuple[str, ...]
     env: dict[str, str]
-    fds: tuple[int, ...] = ()
+    cwd: str = ""
+    """Where it is executed; empty: in the job's own folder."""
+    files: dict[int, bytes] = {}
+    """Open files that it finds, by descriptor: nothing of them shows in `ps`."""
+    inside: Inside | None = None
+    """Told over descriptor `CONTROL_FD`; None: `argv` is the job's own command."""
+
+
+CONTROL_FD = 3
+"""Where a jail's first program finds its connection to the supervisor."""
 
 
 class Runtime(Protocol):
     """How a job's process is confined: a pure function of order and grant."""
 
     name: str
+    confines: bool
+    """Whether it keeps other people's things out of a job's sight."""
 
     def command(self, order: LaunchOrder, grant: Grant) -> RuntimeCommand: ...
 

@@ -99,9 +99,31 @@ class NodeSettings(Section, frozen=True, kw_only=True):
         dict[str, str], Meta(description="tier of a GPU by the name its driver tells")
     ] = {}
     gpus: Annotated[tuple[DeclaredGpu, ...], Meta(description="declared slots")] = ()
-    runtime: Annotated[str, Meta(pattern="^process$", description="how jobs are confined")] = (
-        "process"
+    runtime: Annotated[
+        str,
+        Meta(
+            pattern="^(auto|bubblewrap|apptainer|process)$",
+            description="how jobs are confined; auto: the first of bubblewrap, apptainer, process"
+            " that works; process confines nothing",
+        ),
+    ] = "auto"
+    shared: Annotated[
+        tuple[str, ...],
+        Meta(description="folders that every jail shows, read-only; workdirs may lie in them"),
+    ] = ()
+    workdirs: Annotated[
+        tuple[str, ...],
+        Meta(description="folders in which a workdir may lie, besides those its user owns"),
+    ] = ()
+    processes: Annotated[int, Meta(ge=16, description="most processes and threads of one job")] = (
+        4096
     )
+    output_limit_mib: Annotated[
+        int, Meta(ge=1, description="output folder of one job; beyond it writing files fails")
+    ] = 102_400
+    log_limit_mib: Annotated[
+        int, Meta(ge=1, description="log of one job; beyond it what is printed is dropped")
+    ] = 1024
 
 
 class EdgeSettings(Section, frozen=True, kw_only=True):

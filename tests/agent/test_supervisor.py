@@ -303,11 +303,50 @@ def test_memory_limit_is_real(run):
     assert run(sys.executable, "-S", "-c", code, data_limit_mib=900).end().exit_code == 0
 
 
-def test_log_limit_fails_the_write_not_the_job(run):
-    code = "import sys, os\ntry:\n  while True: os.write(1, b'x' * 65536)\nexcept OSError as e:\n  sys.exit(5 if e.errno == 27 else 6)"
-    one = run(sys.executable, "-S", "-c", code, file_limit_mib=2)
-    assert one.end().exit_code == 5
-    assert "the log reached its limit of 2 MiB" in one.log()
+def test_log_limit_drops_the_rest_and_the_job_goes_on(run):
+    code = "import os\nfor _ in range(80): os.write(1, b'x' * 65536)\nopen('done', 'w')"
+    one = run(sys.executable, "-S", "-c", code, log_limit_mib=2)
+    ended = one.end()
+    assert (ended.exit_code, ended.full) == (0, ("log",))
+    assert (one.dir.out / "done").exists()
+    assert one.log().endswith("the log reached its limit of 2 MiB; the rest is missing\n")
+    assert one.log().count("x") == 2 << 20
+
+
+def test_full_output_folder_fails_the_write_not_the_job(run):
+    code = """
+import os, time
+def write(name):
+    try:
+        with open(name, "wb") as file:
+            file.write(b"x" * 1_000_000)
+    except OSError as error:
+        return error.errno
+names = [f"part{n}" for n in range(400)]
+for number, name in enumerate(names):
+    if write(name) == 27:
+        break
+    time.sleep(0.05)
+print("refused", 4 <= number < 399)
+for name in names[:number]:
+    os.unlink(name)
+end = time.monotonic() + 9
+while write("again") and time.monotonic() < end:
+    time.sleep(0.05)
+print("again", os.path.getsize("again"))
+"""
+    one = run(sys.executable, "-S", "-c", code, output_limit_mib=4, quota_every_s=0.2)
+    ended = one.end()
+    assert (ended.exit_code, ended.full) == (0, ("output",))
+    assert "the output folder reached its limit of 4 MiB" in one.log()
+    assert one.log().endswith("refused True\nagain 1000000\n")
+
+
+def test_one_file_cannot_pass_the_output_limit(run):
+    code = "import errno\ntry: open('big', 'wb').write(b'x' * (3 << 20))\nexcept OSError as e: print(e.errno == errno.EFBIG)"
+    one = run(sys.executable, "-S", "-c", code, output_limit_mib=2)
+    assert one.end().exit_code == 0
+    assert one.log().startswith("True\n")
 
 
 def test_flood_neither_blocks_nor_fills_memory(run):

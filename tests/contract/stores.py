@@ -253,6 +253,9 @@ def full_attempt(job_id: int, epoch: int) -> Attempt:
             stderr_tail="CUDA \x00 out \u20ac",
             timed_out=True,
             vram_limited=True,
+            term_ms=AT_MS + 4,
+            kill_ms=AT_MS + 5,
+            full=("output", "log"),
         ),
         segments=(SEGMENT,),
         booked_to_ms=AT_MS + 6,
@@ -286,7 +289,7 @@ def full_lab(name: str = "BCG", usage_micro: float = 0.1 + 0.2) -> Lab:
 
 
 def full_user(name: str = "ann") -> User:
-    return User(name=name, lab="BCG", role=Role.ADMIN, active=False, limits=LIMITS)
+    return User(name=name, lab="BCG", role=Role.ADMIN, active=False, limits=LIMITS, unix_uid=20_001)
 
 
 def full_tier(name: str = "RTX4090") -> Tier:

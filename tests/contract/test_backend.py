@@ -151,8 +151,9 @@ def test_nothing_is_forgotten_before_it_is_acknowledged(rig):
     rig.backend.launch([order("succeeds", 1)])
     rig.until(1, "Freed")
     again, cursor = rig.backend.observe(rig.cursor)
-    assert again == rig.backend.observe(rig.cursor)[0]
-    assert [type(o).__name__ for o in again if hasattr(o, "key")] == ["Started", "Exited", "Freed"]
+    assert rig.backend.observe(rig.cursor)[0][: len(again)] == again
+    names = [type(o).__name__ for o in again if hasattr(o, "key")]
+    assert [name for name in names if name != "Beat"] == ["Started", "Exited", "Freed"]
     assert [o for o in rig.backend.observe(cursor)[0] if hasattr(o, "key")] == []
     rig.cursor = cursor
     rig.backend.launch([order("fails", 2)])

@@ -116,6 +116,35 @@ CASES: dict[str, tuple[str, OomKind | None]] = {
     ),
     "c++": ("terminate called after throwing an instance of 'std::bad_alloc'\n", HOST),
     "slurm": ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0\n", HOST),
+    "loader, shared memory": (
+        TB + "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is "
+        "possible that dataloader's workers are out of shared memory.",
+        HOST,
+    ),
+    "loaders": (
+        TB + "RuntimeError: DataLoader worker (pid(s) 7, 8) is killed by signal: Killed.",
+        HOST,
+    ),
+    "fork": (TB + "OSError: [Errno 12] Cannot allocate memory\n", HOST),
+    "tensorflow on the CPU": (
+        TB + "ResourceExhaustedError: OOM when allocating tensor with shape[9] and type float on "
+        "/job:x/device:CPU:0 by allocator cpu",
+        HOST,
+    ),
+    "apple": (TB + "RuntimeError: MPS backend out of memory (MPS allocated: 9 GB)", GPU),
+    "rmm is no C++ heap": (
+        "terminate called: what(): std::bad_alloc: out_of_memory: CUDA error at: pool.hpp\n",
+        GPU,
+    ),
+    "a launcher by subprocess": (
+        TB + OOM + TB + "subprocess.CalledProcessError: Command 'train' returned 1\n",
+        GPU,
+    ),
+    "allocator that goes on": (
+        "W RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes. The caller "
+        "indicates that this is not a failure\n" + "exit\n",
+        None,
+    ),
     "caught, smaller batch, then another error": (
         TB + OOM + "batch 8 does not fit, trying 4\n" + TB + "KeyError: 'labels'\n",
         None,
@@ -164,6 +193,49 @@ def test_the_kernels_counter_and_the_schedulers_state_come_before_any_words() ->
     words = TB + OOM
     assert oom_kind(Evidence(signal=9, oom_kill=1, stderr_tail=words)) is HOST
     assert oom_kind(Evidence(exit_code=1, scheduler_state="OUT_OF_MEMORY")) is HOST
+
+
+RECORDS: dict[str, tuple[str, OomKind | None]] = {
+    "the command itself": ("[main]\ntorch.OutOfMemoryError: CUDA out of memory", GPU),
+    "first cause": (
+        "[main]\ntorch.OutOfMemoryError: x\nRuntimeError: cannot save the checkpoint",
+        GPU,
+    ),
+    "host": ("[main]\nMemoryError: ", HOST),
+    "numpy": ("[other]\nMemoryError: numpy._core._exceptions._ArrayMemoryError: 9 GiB", HOST),
+    "another error": ("[main]\nKeyError: 'x'", None),
+    "a trial was caught, then another error": (
+        "[other]\ntorch.OutOfMemoryError: x\n\n[main]\nKeyError: 'x'",
+        None,
+    ),
+    "one rank, then its launcher": (
+        (
+            "[rank 1]\ntorch.OutOfMemoryError: x\n\n[rank 0]\nDistBackendError: NCCL\n\n[main]\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: fit.py FAILED"
+        ),
+        GPU,
+    ),
+    "ranks without": (
+        (
+            "[rank 0]\nKeyError: 'x'\n\n[main]\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: fit.py FAILED"
+        ),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_recorded_exceptions_say_who_ended_the_job(name: str) -> None:
+    text, kind = RECORDS[name]
+    # The log would say the contrary; nobody asks it.
+    words = TB + ("KeyError: 'y'" if kind else OOM)
+    assert oom_kind(Evidence(exit_code=1, exception=text, stderr_tail=words)) is kind
+
+
+def test_a_launcher_alone_leaves_it_to_stderr() -> None:
+    record = "[main]\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: x"
+    assert oom_kind(Evidence(exit_code=1, exception=record, stderr_tail=TB + OOM)) is GPU
 
 
 def test_the_exception_record_comes_before_stderr() -> None:

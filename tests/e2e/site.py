@@ -33,6 +33,7 @@ streams = 50
 
 [node]
 name = "box"
+runtime = "{runtime}"
 
 [[tiers]]
 name = "BIG"
@@ -72,11 +73,22 @@ def until(condition: Callable[[], object], what: str, timeout_s: float = 20) -> 
 class Site:
     """One installation on a folder."""
 
-    def __init__(self, folder: Path, cancel_kill_s: float = 3.0, stop_kill_s: float = 1.5) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cancel_kill_s: float = 3.0,
+        stop_kill_s: float = 1.5,
+        runtime: str = "auto",
+    ) -> None:
         self.state = folder / "state"
         self.state.mkdir()
         self.config = folder / "dure.toml"
-        text = CONFIG.format(state=self.state, cancel_kill_s=cancel_kill_s, stop_kill_s=stop_kill_s)
+        text = CONFIG.format(
+            state=self.state,
+            cancel_kill_s=cancel_kill_s,
+            stop_kill_s=stop_kill_s,
+            runtime=runtime,
+        )
         self.config.write_text(text)
         self.server: subprocess.Popen[bytes] | None = None
         self.clients: list[Client] = []

@@ -22,8 +22,8 @@ from tests.e2e.site import DURE, until
 PY = [sys.executable, "-c"]
 STARTS = (
     "import os,sys,time;"
-    "open(os.path.join(sys.argv[1], os.environ['JOB_ID']), 'a').write('x');"
-    "time.sleep(float(sys.argv[2]))"
+    "open(os.path.join(os.environ['JOB_OUTPUT_DIR'], 'mark'), 'a').write('x');"
+    "time.sleep(float(sys.argv[1]))"
 )
 
 
@@ -56,9 +56,7 @@ def test_the_first_start_makes_one_administrator_whose_token_only_the_owner_read
     assert before.strip().encode() not in (site.state / "dure.db").read_bytes()
 
 
-def test_kill_9_of_the_server_ten_times_loses_and_doubles_nothing(site, tmp_path) -> None:
-    marks = tmp_path / "marks"
-    marks.mkdir()
+def test_kill_9_of_the_server_ten_times_loses_and_doubles_nothing(site) -> None:
     site.member("kim", "BCG"), site.member("lee", "KDG")
     tokens = [kim_token(site, "kim"), kim_token(site, "lee")]
     kim, lee = (site.client(t) for t in tokens)
@@ -67,7 +65,7 @@ def test_kill_9_of_the_server_ten_times_loses_and_doubles_nothing(site, tmp_path
     for _ in range(10):
         for user in (kim, lee):
             length = str(rng.choice([0.05, 0.3, 1.5]))
-            jobs.append((user, user.submit([*PY, STARTS, str(marks), length], workdir="/").id))
+            jobs.append((user, user.submit([*PY, STARTS, length]).id))
         time.sleep(rng.choice([0.0, 0.02, 0.1, 0.4]))
         site.kill()
         time.sleep(rng.choice([0.0, 0.2]))
@@ -79,7 +77,9 @@ def test_kill_9_of_the_server_ten_times_loses_and_doubles_nothing(site, tmp_path
     for _, number in jobs:
         out = admin.job_out(number)
         assert out.state is JobState.COMPLETED, out
-        assert (marks / str(number)).read_text() == "x", f"job {number} started more than once"
+        assert (Path(out.output_dir) / "mark").read_text() == "x", (
+            f"job {number} started more than once"
+        )
         assert out.starts == 1
     audit = site.audit()
     assert audit.returncode == 0, audit.stderr
@@ -96,9 +96,9 @@ def test_running_jobs_survive_an_orderly_stop(site) -> None:
     assert admin.job_out(job.id).starts == 1
 
 
-def test_a_setsid_child_keeps_the_gpus_until_it_is_killed(site, tmp_path) -> None:
+def test_a_setsid_child_keeps_the_gpus_until_it_is_killed(plain_site, tmp_path) -> None:
+    site, pid_file = plain_site, tmp_path / "pid"
     kim = site.member("kim", "BCG")
-    pid_file = tmp_path / "pid"
     daemon = (
         "import os,signal,sys,time\n"
         "if os.fork() == 0:\n"
@@ -179,9 +179,11 @@ def test_a_job_that_deletes_its_own_run_directory_still_ends_and_is_charged(site
     assert site.audit().returncode == 0
 
 
-def test_a_killed_supervisor_is_a_counted_loss_and_its_orphan_is_stopped(site, tmp_path) -> None:
+def test_a_killed_supervisor_is_a_counted_loss_and_its_orphan_is_stopped(
+    plain_site, tmp_path
+) -> None:
+    site, pid = plain_site, tmp_path / "pid"
     kim = site.member("kim", "BCG")
-    pid = tmp_path / "pid"
     job = kim.submit(
         [*PY, f"import os,time; open({str(pid)!r},'w').write(str(os.getpid())); time.sleep(60)"]
     )

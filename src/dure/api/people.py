@@ -107,7 +107,7 @@ def show_user(call: Call, user: str) -> Reply:
     "/v1/users/{user}",
     wire.UserOut,
     access=Access.ADMIN,
-    refuses=(C.NOT_FOUND, *EDIT),
+    refuses=(C.NOT_FOUND, C.IN_USE, *EDIT),
     edits=True,
 )
 def put_user(call: Call, user: str, body: wire.UserIn) -> Reply:
@@ -118,6 +118,7 @@ def put_user(call: Call, user: str, body: wire.UserIn) -> Reply:
         role=body.role,
         active=body.active,
         limits=_limits(body.limits),
+        unix_uid=body.unix_uid or 0,
     )
     admin.put_user(call.engine, call.actor.name, new, call.expectation.check)
     found, out = queries.user(call.engine, call.actor, new.name)

@@ -158,6 +158,8 @@ class User(Value, frozen=True, kw_only=True):
     role: Role = Role.MEMBER
     active: bool = True
     limits: Limits = Limits()
+    unix_uid: int = 0
+    """Whom their jobs run as where the server may choose; 0: nobody was named."""
 
 
 class RetryOn(StrEnum):
@@ -314,6 +316,12 @@ class Evidence(Value, frozen=True, kw_only=True):
     timed_out: bool = False
     vram_limited: bool = False
     """The slot's declared VRAM was enforced as the process's memory limit."""
+    term_ms: int = 0
+    """When SIGTERM was sent, by the node's wall clock; 0: never."""
+    kill_ms: int = 0
+    """When SIGKILL followed for what was left; 0: never."""
+    full: tuple[str, ...] = ()
+    """Limits of policy 9 that were reached: `output`, `log`."""
 
 
 class Attempt(Value, frozen=True, kw_only=True):

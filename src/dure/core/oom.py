@@ -1,6 +1,6 @@
 """Whose memory ran out, judged on evidence of a failed attempt.
 
-Order of evidence: kernel counter, scheduler state, recorded exception, last exception of
+Order of evidence: kernel counter, scheduler state, recorded exceptions, last exception of
 stderr. Words in the log of a job that succeeded are never looked at.
 """
 
@@ -10,28 +10,51 @@ import re
 
 from dure.core.model import Evidence, OomKind
 
-_GPU = re.compile(
-    r"torch(\.cuda)?\.OutOfMemoryError"
-    r"|(CUDA|HIP|XPU) out of memory\. (Tried to allocate|Allocation was preemptively rejected)"
-    r"|CUDA ran out of memory outside PyTorch's allocator"
-    r"|CUDA (runtime )?error( \(2\))?:? out of memory"
-    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cudaMalloc.* failed: out of memory"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUSOLVER_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
-    r"|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
-    r"|Cuda failure (2 )?'out of memory'"
-    r"|RESOURCE_EXHAUSTED: (Out of memory (while trying to allocate|allocating)"
-    r"|Failed to allocate request for|Allocating \d+ bytes exceeds)"
-    r"|OOM when allocating (temporary )?tensor (with|of) shape.*GPU"
-    r"|OutOfMemoryError: Out of memory allocating [\d,]+ bytes|out_of_memory: CUDA error"
-)
-_HOST = re.compile(
-    r"DefaultCPUAllocator: can't allocate memory|C10 Out of Memory\. Trying to allocate"
-    r"|RESOURCE_EXHAUSTED: Out of host memory|Detected \d+ oom[_-]kill event"
-    r"|DataLoader worker \(pid.*\) is killed by signal: Killed|std::bad_alloc"
-    r"|(^|\n|\.)(_Array)?MemoryError\b"
-)
+GPU_WORDS: dict[str, str] = {
+    "torch": r"\btorch(\.cuda)?\.OutOfMemoryError\b",
+    "torch message": r"\b(CUDA|HIP|XPU) out of memory\. "
+    r"(Tried to allocate|Allocation was preemptively rejected)",
+    "torch on Apple": r"\bMPS backend out of memory\b",
+    "torch, libraries": r"\bCUDA ran out of memory outside PyTorch's allocator",
+    "runtime": r"\bCUDA (runtime )?error( \(2\))?:? out of memory\b",
+    "driver": r"\bCUDA_ERROR_OUT_OF_MEMORY\b|\bcudaErrorMemoryAllocation\b",
+    "malloc": r"\bcudaMalloc\S*( of [\d.]+ \w+)? failed: out of memory\b",
+    "cublas": r"\bCU(BLAS|SOLVER)_STATUS_ALLOC_FAILED\b|\bCUFFT_ALLOC_FAILED\b",
+    "cudnn 8": r"\bCUDNN_STATUS_ALLOC_FAILED\b",
+    "cudnn 9": r"\bCUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED\b",
+    "nccl": r"\bCuda failure (2 )?'out of memory'",
+    "xla": r"\bRESOURCE_EXHAUSTED: (Out of memory (while trying to allocate|allocating)"
+    r"|Failed to allocate request for|Allocating \d+ bytes exceeds)",
+    "tensorflow": r"\bOOM when allocating (temporary )?tensor (with|of) shape.*\bGPU\b",
+    "cupy": r"\bOutOfMemoryError: Out of memory allocating [\d,]+ bytes",
+    "rmm": r"\bout_of_memory: CUDA error\b",
+}
+"""What says that a GPU's memory ran out, by who says it."""
+HOST_WORDS: dict[str, str] = {
+    "torch on the CPU": r"\bDefaultCPUAllocator: can't allocate memory\b",
+    "torch, C10": r"\bC10 Out of Memory\. Trying to allocate\b",
+    "xla": r"\bRESOURCE_EXHAUSTED: Out of host memory\b",
+    "tensorflow": r"\bOOM when allocating (temporary )?tensor (with|of) shape.*\bCPU\b",
+    "python": r"(^|\n|\.)(_Array)?MemoryError\b",
+    "loader": r"\bDataLoader worker \(pid.*\) is killed by signal: (Killed|Bus error)",
+    "shared memory": r"\binsufficient shared memory \(shm\)",
+    "slurm": r"\bDetected \d+ oom[_-]kill event",
+    "c++": r"\bstd::bad_alloc\b(?!: out_of_memory: CUDA)",
+    "fork": r"\bOSError: \[Errno 12\] Cannot allocate memory\b",
+}
+"""What says that the machine's memory ran out: a larger GPU would not help."""
+CHATTER = r"The caller indicates that this is not a failure|will (be )?retry"
+"""Lines of allocators that have not given up."""
+
+_GPU = re.compile("|".join(f"(?:{words})" for words in GPU_WORDS.values()))
+_HOST = re.compile("|".join(f"(?:{words})" for words in HOST_WORDS.values()))
+_CHATTER = re.compile(CHATTER)
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
-_LAUNCHER = re.compile(r"^(torch\.distributed\.elastic\S*|ChildFailedError)", re.MULTILINE)
+_LAUNCHER = re.compile(
+    r"^(torch\.distributed\.elastic\S*|\S*ChildFailedError|(subprocess\.)?CalledProcessError"
+    r"|ray\.exceptions\.\S+|\S*deepspeed\.launcher\S*)",
+    re.MULTILINE,
+)
 _RAISED = re.compile(r"^\S.*", re.MULTILINE)
 _CHAINED = re.compile(
     r"^(During handling of the above exception, another exception occurred"
@@ -39,6 +62,7 @@ _CHAINED = re.compile(
     re.MULTILINE,
 )
 _RANK = re.compile(r"^\[rank(\d+)\]: ?", re.MULTILINE)
+_HEAD = re.compile(r"\[(main|other|rank \d+)\]\n")
 
 
 def oom_kind(evidence: Evidence) -> OomKind | None:
@@ -47,9 +71,7 @@ def oom_kind(evidence: Evidence) -> OomKind | None:
         return None
     if evidence.oom_kill > 0 or evidence.scheduler_state == "OUT_OF_MEMORY":
         return OomKind.HOST
-    kind = _text_kind(evidence.exception)
-    for text in by_rank(evidence.stderr_tail):
-        kind = kind or _text_kind(last_exception(text))
+    kind = _first([*recorded(evidence.exception), *by_rank(evidence.stderr_tail, evidence)])
     if kind is OomKind.HOST and evidence.vram_limited:
         # On a declared slot the VRAM is the process's memory limit: exhausting it is
         # exhausting GPU memory.
@@ -57,13 +79,56 @@ def oom_kind(evidence: Evidence) -> OomKind | None:
     return kind
 
 
-def by_rank(stderr_tail: str) -> list[str]:
-    """Stderr as each rank of a launcher wrote it; one rank that ran out fails the others."""
+def _first(texts: list[str]) -> OomKind | None:
+    for text in texts:
+        kind = _text_kind(text)
+        if kind is not None:
+            return kind
+    return None
+
+
+# -- recorded exceptions -------------------------------------------------------------
+
+
+def recorded(exceptions: str) -> list[str]:
+    """Recorded exceptions that may have ended the job, from blocks headed `[main]` and so on.
+
+    Of a launcher's ranks each counts: one that ran out fails the others. Of the rest only
+    the last: a trial that ran out and was caught by its parent did not end the job.
+    """
+    blocks = _blocks(exceptions)
+    ranks = [text for head, text in blocks if head.startswith("rank")]
+    return [*ranks, *[text for head, text in blocks if not head.startswith("rank")][-1:]]
+
+
+def _blocks(exceptions: str) -> list[tuple[str, str]]:
+    """(who, text) of each block but those of launchers; text without heads is one block."""
+    found = []
+    for block in exceptions.split("\n\n"):
+        head = _HEAD.match(block)
+        text = block[head.end() :] if head else block
+        if text.strip() and not _LAUNCHER.match(text.strip().splitlines()[-1]):
+            found.append((head[1] if head else "main", text))
+    return found
+
+
+# -- stderr --------------------------------------------------------------------------
+
+
+def by_rank(stderr_tail: str, evidence: Evidence) -> list[str]:
+    """Last exception of each rank of a launcher, or of the whole; none if records say all.
+
+    Where an exception of the job itself was recorded, its words in the log add nothing.
+    """
+    if _blocks(evidence.exception):
+        return []
     ranks = sorted(set(_RANK.findall(stderr_tail)), key=int)
     if not ranks:
-        return [stderr_tail]
+        return [last_exception(stderr_tail)]
     lines = stderr_tail.splitlines()
-    return ["\n".join(_RANK.sub("", x) for x in lines if _of(x, rank)) for rank in ranks]
+    return [
+        last_exception("\n".join(_RANK.sub("", x) for x in lines if _of(x, rank))) for rank in ranks
+    ]
 
 
 def _of(line: str, rank: str) -> bool:
@@ -99,6 +164,8 @@ def _raised(chain: str) -> str:
 
 
 def _text_kind(text: str) -> OomKind | None:
-    if _GPU.search(text):
+    """What a text says ran out; a GPU where both are named, for its loaders die with it."""
+    said = "\n".join(line for line in text.splitlines() if not _CHATTER.search(line))
+    if _GPU.search(said):
         return OomKind.GPU
-    return OomKind.HOST if _HOST.search(text) else None
+    return OomKind.HOST if _HOST.search(said) else None

@@ -66,6 +66,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_time_limit_s: Annotated[
         int, Meta(ge=0, description="above it 422 TIME_LIMIT_TOO_LONG; 0: none")
     ] = 0
+    first_unix_uid: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2_000_000_000,
+            description="users without a Unix user are given the next free one from here; 0: none",
+        ),
+    ] = 0
     charging: Annotated[
         Charging,
         Meta(description="P-11: order by charged use, or count running jobs too"),
@@ -165,11 +173,11 @@ _HOUR_S = 3600.0
 BALANCED = Policy(
     profile=Profile.BALANCED,
     charging=Charging.LOOKAHEAD,
-    lookahead_s=48 * _HOUR_S,
+    lookahead_s=18 * _HOUR_S,
     placement_order=PlacementOrder.SMALLEST_FITTING_TIER,
     slots_borrow=True,
     keep_blocks=True,
-    block_margin=0.15,
+    block_margin=0.0,
     # Reservations of rank 1 are broken by nearly every end of a job once many labs are
     # active; age gives the guarantee instead (docs/adr/0005).
     reserve_min_gpus=9,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable
 
@@ -223,7 +224,9 @@ def put_user(
     with engine.change("admin", actor) as work:
         if work.tx.lab(user.lab) is None:
             raise DureError(ErrorCode.NOT_FOUND, kind="lab", id=user.lab)
-        check(work.tx.user(user.name))
+        old = work.tx.user(user.name)
+        check(old)
+        user = _with_unix_user(work, user, old, engine.policy.first_unix_uid)
         work.tx.put_user(user)
         work.emit(
             Event(
@@ -236,6 +239,18 @@ def put_user(
         )
         work.promote([user.name])
     return user
+
+
+def _with_unix_user(work: Work, user: User, old: User | None, first: int) -> User:
+    """The user with the Unix user that was asked for, had before, or comes next."""
+    uid = user.unix_uid or (old.unix_uid if old is not None else 0)
+    taken = {other.unix_uid for other in work.tx.users() if other.name != user.name}
+    if uid and uid in taken:
+        # Two people under one Unix user could read each other's outputs.
+        raise DureError(ErrorCode.IN_USE, kind="unix_uid", id=uid)
+    if not uid and first:
+        uid = next(n for n in itertools.count(first) if n not in taken)
+    return msgspec.structs.replace(user, unix_uid=uid)
 
 
 def set_phase(engine: Engine, actor: str, phase: Phase) -> Phase:
@@ -323,7 +338,7 @@ def bootstrap(engine: Engine, admin: str, lab: str) -> bool:
             return False
         work.tx.put_lab(Lab(name=LabId(lab)))
         user = User(name=UserId(admin), lab=LabId(lab), role=Role.ADMIN)
-        work.tx.put_user(user)
+        work.tx.put_user(_with_unix_user(work, user, None, engine.policy.first_unix_uid))
         work.emit(
             Event(
                 name=EventName.LAB_CHANGED,

@@ -16,7 +16,7 @@ from dure.core.account import LOST
 from dure.core.events import EventName
 from dure.core.lifecycle import JobEvent, step
 from dure.core.maintenance import dispatches
-from dure.core.model import Attempt, Job, Node, NodeId, PlacementId
+from dure.core.model import Attempt, Job, Node, NodeId, PlacementId, UserId
 from dure.core.placement import PlacementView, share
 from dure.core.plan import (
     Absorb,
@@ -33,7 +33,7 @@ from dure.engine.engine import Engine
 from dure.engine.faultpoints import reached
 from dure.engine.work import Work
 from dure.engine.world import view_of
-from dure.ports import LaunchOrder, LaunchResult, LaunchStatus, LeaseKey
+from dure.ports import LaunchOrder, LaunchResult, LaunchStatus, LeaseKey, Reads
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -186,13 +186,29 @@ def launch_orders(work: Work, decisions: Iterable[Decision]) -> list[LaunchOrder
             attempt = work.attempt(job.id, job.epoch)
             assert attempt is not None
             orders.append(
-                launch_order(job, attempt, work.world.pool.nodes, work.world.policy.stop_kill_s)
+                launch_order(
+                    job,
+                    attempt,
+                    work.world.pool.nodes,
+                    work.world.policy.stop_kill_s,
+                    unix_uid_of(work.tx, job.user),
+                )
             )
     return orders
 
 
+def unix_uid_of(tx: Reads, user: UserId) -> int:
+    """Whom a user's jobs run as; 0: nobody was named."""
+    found = tx.user(user)
+    return found.unix_uid if found is not None else 0
+
+
 def launch_order(
-    job: Job, attempt: Attempt, nodes: dict[NodeId, Node], kill_after_s: float
+    job: Job,
+    attempt: Attempt,
+    nodes: dict[NodeId, Node],
+    kill_after_s: float,
+    unix_uid: int,
 ) -> LaunchOrder:
     """Everything the backend needs; the same attempt always gives the same order."""
     request = job.request
@@ -220,6 +236,7 @@ def launch_order(
         simulated=attempt.simulated,
         idempotent=request.idempotent,
         copy_from_epoch=attempt.epoch - 1,
+        unix_uid=unix_uid,
     )
 
 

@@ -365,6 +365,7 @@ def _user_out(engine: Engine, tx: Reads, found: User) -> wire.UserOut:
         role=found.role,
         active=found.active,
         limits=render.limits_out(found.limits),
+        unix_uid=found.unix_uid or None,
         slots_used=slots.used,
         slots_limit=slots.limit,
     )

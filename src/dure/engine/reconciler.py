@@ -35,7 +35,7 @@ from dure.core.model import (
 )
 from dure.core.reservation import settle
 from dure.core.retry import conclude, judge, started, waited
-from dure.engine.applier import launch, launch_order
+from dure.engine.applier import launch, launch_order, unix_uid_of
 from dure.engine.engine import Engine
 from dure.engine.work import Work
 from dure.ports import (
@@ -196,6 +196,9 @@ class _Recorder:
             return
         at_ms = self._within(attempt, seen.at_ms)
         attempt = msgspec.structs.replace(attempt, ended_ms=at_ms, evidence=seen.evidence)
+        if attempt.started_ms is None:
+            why = seen.evidence.stderr_tail.strip()[-500:]
+            attempt = msgspec.structs.replace(attempt, detail=why)
         outcome = self._outcome(job, attempt, seen.evidence)
         if late and not (job.state in PROMOTED_WAIT and _ends(job, outcome)):
             # The loss has been dealt with: what would only repeat the job adds nothing.
@@ -206,7 +209,10 @@ class _Recorder:
         self._conclude(job, attempt, outcome)
 
     def _outcome(self, job: Job, attempt: Attempt, evidence: Evidence) -> Outcome:
-        return self._stopped(job, attempt) or judge(evidence, cancelled=False)
+        stopped = self._stopped(job, attempt)
+        if stopped is None and attempt.started_ms is None:
+            return Outcome.LAUNCH_REFUSED  # its place could not be made: not the job's fault
+        return stopped or judge(evidence, cancelled=False)
 
     def _lost(self, job: Job, attempt: Attempt, outcome: Outcome) -> None:
         if attempt.ended_ms is not None:
@@ -445,8 +451,10 @@ def _missing(
         job = jobs.get(attempt.job)
         waits = attempt.started_ms is None and not attempt.stop and attempt.ended_ms is None
         if job is not None and waits and job.epoch == attempt.epoch:
+            with engine.store.read() as tx:
+                uid = unix_uid_of(tx, job.user)
             nodes = engine.world.pool.nodes
-            again.append(launch_order(job, attempt, nodes, engine.policy.stop_kill_s))
+            again.append(launch_order(job, attempt, nodes, engine.policy.stop_kill_s, uid))
         else:
             gone.append(attempt)
     record_refusals(engine, launch(engine, again))

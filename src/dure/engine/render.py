@@ -278,6 +278,9 @@ def attempt_out(attempt: Attempt) -> wire.AttemptOut:
         signal=evidence.signal if evidence else None,
         detail=attempt.detail,
         stderr_tail=evidence.stderr_tail if evidence else "",
+        term_ms=evidence.term_ms if evidence else 0,
+        kill_ms=evidence.kill_ms if evidence else 0,
+        full=evidence.full if evidence else (),
     )
 
 

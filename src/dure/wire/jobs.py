@@ -249,6 +249,12 @@ class AttemptOut(Out, frozen=True, kw_only=True):
     signal: int | None
     detail: str
     stderr_tail: str = ""
+    term_ms: int = 0
+    """When SIGTERM was sent; 0: never."""
+    kill_ms: int = 0
+    """When SIGKILL followed; 0: never."""
+    full: tuple[str, ...] = ()
+    """Limits that were reached: `output` (writing files failed), `log` (the rest is missing)."""
 
 
 class EventOut(Out, frozen=True, kw_only=True):

@@ -45,6 +45,10 @@ class LabList(Out, frozen=True, kw_only=True):
     items: list[LabOut]
 
 
+UnixUid = Annotated[int, Meta(ge=1000, le=2_147_483_647)]
+"""A person's own Unix user; below 1000 are the system's."""
+
+
 class UserIn(In, frozen=True, kw_only=True):
     """PUT /v1/users/{name}."""
 
@@ -52,6 +56,7 @@ class UserIn(In, frozen=True, kw_only=True):
     role: Role = Role.MEMBER
     active: bool = True
     limits: LimitsIn = LimitsIn()
+    unix_uid: UnixUid | None = None
 
 
 class UserOut(Out, frozen=True, kw_only=True):
@@ -64,6 +69,7 @@ class UserOut(Out, frozen=True, kw_only=True):
     limits: LimitsIn
     slots_used: int
     slots_limit: int
+    unix_uid: UnixUid | None = None
 
 
 class UserList(Out, frozen=True, kw_only=True):

@@ -17,10 +17,11 @@ from typing import Any, Self
 import click
 
 from dure.adapters.clock import SystemClock, SystemIds
+from dure.adapters.compute.local import controllers
 from dure.adapters.compute.local.backend import LocalBackend
 from dure.adapters.compute.local.gpus import Declared, Machine
 from dure.adapters.compute.local.watch import Durations
-from dure.adapters.runtime.process import ProcessRuntime
+from dure.adapters.runtime.choose import choose
 from dure.agent.agent import Agent, Times
 from dure.agent.answer import HealthAnswer
 from dure.agent.journal import Journal
@@ -30,8 +31,9 @@ from dure.agent.unit import UNIT, bye_on_term, install
 from dure.core.errors import DureError, ErrorCode
 from dure.core.lease import Bye
 from dure.core.model import NodeId
+from dure.ports import Runtime
 from dure.settings import Settings
-from dure.wiring.build import hold_alone
+from dure.wiring.build import confinement, hold_alone, yard
 from dure.wiring.edge import open_queue, own_address
 from dure.wiring.join_commands import invite, join
 from dure.wiring.local_commands import config_option, read, refusals_in_words
@@ -102,6 +104,18 @@ def _wanted(settings: Settings) -> None:
         raise DureError(ErrorCode.BAD_SETTING, key="edge.redis_url", value=value)
 
 
+def _cgroup_root() -> str:
+    return os.environ.get("DURE_CGROUP_ROOT", "")
+
+
+def _runtime(settings: Settings) -> Runtime:
+    """The jail that this node's settings name, told loudly if it confines nothing."""
+    choice = choose(settings.node.runtime, yard(settings))
+    if not choice.runtime.confines:
+        log.warning("jobs run unconfined: runtime %s", choice.runtime.name)
+    return choice.runtime
+
+
 class Built:
     """An agent with what it stands on; leaving the block takes it down, jobs go on."""
 
@@ -116,9 +130,10 @@ class Built:
         self.local = LocalBackend(
             shared.own if shared else home / "runs",
             _machine(settings, name, self._gauge),
-            ProcessRuntime(),
+            _runtime(settings),
             clock,
             durations=Durations(leftover_kill_s=kill_s, lost_kill_s=kill_s),
+            confinement=confinement(settings, controllers.find(_cgroup_root()).layout),
         )
         host = own_address(settings) if edge.agent_port else ""
         shown = f"[{host}]" if ":" in host else host

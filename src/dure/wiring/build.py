@@ -11,10 +11,15 @@ from pathlib import Path
 import structlog
 
 from dure.adapters.clock import SystemClock, SystemIds
+from dure.adapters.compute.local import controllers
 from dure.adapters.compute.local.backend import LocalBackend
+from dure.adapters.compute.local.confinement import Confinement
 from dure.adapters.compute.local.gpus import Declared, Machine
+from dure.adapters.compute.local.rundir import Layout
 from dure.adapters.compute.local.watch import Durations
-from dure.adapters.runtime.process import ProcessRuntime
+from dure.adapters.runtime import host
+from dure.adapters.runtime.choose import choose
+from dure.adapters.runtime.jail import Yard
 from dure.adapters.store.sql import SqlStore
 from dure.core.errors import DureError, ErrorCode
 from dure.core.model import Node, Tier, UserId
@@ -22,7 +27,7 @@ from dure.engine import admin
 from dure.engine.controller import Controller
 from dure.engine.engine import Engine
 from dure.engine.forecast import Lookout
-from dure.ports import ComputeBackend, Store
+from dure.ports import ComputeBackend, Runtime, Store
 from dure.settings import Settings
 from dure.wiring.edge import Edge
 from dure.wiring.tiers import declared, missing_tiers
@@ -44,6 +49,7 @@ class Installation:
         # Time goes on from the last thing that was written, even after a clock set back.
         self.clock = SystemClock(not_before_ms=newest[-1].at_ms if newest else 0)
         self.backends: dict[str, ComputeBackend] = {}
+        self.runtime: Runtime | None = None
         if settings.node.enabled:
             self.backends["local"] = self._local()
         self._registered = False
@@ -68,12 +74,20 @@ class Installation:
             reserve_mib=node.reserve_mib,
         )
         kill_s = self.settings.policy.stop_kill_s
+        choice = choose(node.runtime, yard(self.settings))
+        if not choice.runtime.confines:
+            log.warning("jobs_run_unconfined", runtime=choice.runtime.name, passed=choice.passed)
+        found = controllers.find(os.environ.get("DURE_CGROUP_ROOT", ""))
+        if found.layout is None:
+            log.warning("jobs_have_no_limits", problem=found.problem)
+        self.runtime = choice.runtime
         return LocalBackend(
             self.state_dir / "runs",
             machine,
-            ProcessRuntime(),
+            choice.runtime,
             self.clock,
             durations=Durations(leftover_kill_s=kill_s, lost_kill_s=kill_s),
+            confinement=confinement(self.settings, found.layout),
         )
 
     def register(self) -> str:
@@ -121,6 +135,28 @@ class Installation:
             backend.close()
         self.store.close()
         os.close(self._lock)
+
+
+def yard(settings: Settings) -> Yard:
+    """What this site puts into its jails."""
+    shared = tuple(os.path.realpath(os.path.expanduser(p)) for p in settings.node.shared)  # noqa: PTH111 - both at once
+    return Yard(host=host.look(), state_dir=str(settings.state_dir()), shared=shared)
+
+
+def confinement(settings: Settings, layout: Layout | None) -> Confinement:
+    """Limits and permissions of jobs on this machine."""
+    node = settings.node
+    allowed = (*node.workdirs, *node.shared)
+    return Confinement(
+        uid=os.getuid(),
+        state_dir=str(settings.state_dir()),
+        home=str(Path("~").expanduser()),
+        workdirs=tuple(os.path.realpath(os.path.expanduser(p)) for p in allowed),  # noqa: PTH111 - both at once
+        controllers=layout,
+        processes=node.processes,
+        output_limit_mib=node.output_limit_mib,
+        log_limit_mib=node.log_limit_mib,
+    )
 
 
 def hold_alone(state_dir: Path) -> int:

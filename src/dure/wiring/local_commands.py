@@ -86,10 +86,14 @@ def audit(config: Path | None, state_dir: str | None, as_json: bool) -> None:
 
 @config_option
 @click.command()
+@click.option("--attack", "attacks", is_flag=True, help="try to break out of this machine's jails")
 @click.option("--json", "as_json", is_flag=True, help="machine-readable")
-def doctor(config: Path | None, as_json: bool) -> None:
+def doctor(config: Path | None, attacks: bool, as_json: bool) -> None:
     """Check this machine, the settings and the server."""
+    from dure.wiring.doctor import attack  # noqa: PLC0415
     from dure.wiring.doctor import doctor as run  # noqa: PLC0415
 
+    if attacks:
+        sys.exit(attack(as_json=as_json))
     path = config or (Path(p) if (p := os.environ.get("DURE_CONFIG")) else None)
     sys.exit(run(path, as_json=as_json))

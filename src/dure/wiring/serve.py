@@ -124,6 +124,12 @@ def _tell_first_start(installation: Installation, secret: str) -> None:
         parts = [f"{real} GPUs"] if real or not simulated else []
         parts += [f"{simulated} SIMULATED slots (no GPU behind them)"] if simulated else []
         click.echo(f"Node {node.name}: {', '.join(parts)}", err=True)
+    runtime = installation.runtime
+    if runtime is not None:
+        warning = (
+            "" if runtime.confines else ": jobs run UNCONFINED as this user (see `dure doctor`)"
+        )
+        click.echo(f"Runtime {runtime.name}{warning}", err=True)
     if secret:
         where = installation.state_dir / "admin-token"
         click.echo(f"First administrator's token (kept in {where}):\n  {secret}", err=True)

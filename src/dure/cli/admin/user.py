@@ -36,6 +36,7 @@ def ls_(app: App, out: Output) -> None:
 @click.option("--lab", metavar="LAB", help="lab; past charges stay where they were")
 @click.option("--role", type=click.Choice(["member", "admin"]), help="what they may do")
 @click.option("--active/--inactive", default=None, help="whether they may sign in")
+@click.option("--unix-uid", type=int, metavar="UID", help="Unix user their jobs run as")
 @limit_options
 @data_options(wire.UserOut)
 @pass_app

@@ -7,7 +7,6 @@ thread waits on the supervisors' sockets and looks after those that cannot be re
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,16 +14,16 @@ from pathlib import Path
 
 import msgspec
 
+from dure.adapters.compute.local.confinement import Confinement
 from dure.adapters.compute.local.gpus import Machine
 from dure.adapters.compute.local.leases import Chronicle, Held, Record, Shelf
 from dure.adapters.compute.local.rundir import RunDir, Spec, Stop
 from dure.adapters.compute.local.spawn import Spawner
 from dure.adapters.compute.local.watch import Durations, Watch
-from dure.core.model import Gpu, Node
+from dure.core.model import Node
 from dure.ports import (
     Clock,
     Freed,
-    Grant,
     Inventory,
     LaunchOrder,
     LaunchResult,
@@ -53,14 +52,14 @@ class LocalBackend:
         clock: Clock,
         *,
         durations: Durations | None = None,
-        file_limit_mib: int = 0,
+        confinement: Confinement | None = None,
     ) -> None:
         self._shelf = Shelf(root)
         self._machine = machine
         self._runtime = runtime
         self._clock = clock
         self._durations = durations or Durations()
-        self._file_limit_mib = file_limit_mib
+        self._confinement = confinement or Confinement()
         self._lock = threading.Lock()
         self._chronicle = Chronicle(clock)
         self._record = Record(base=clock.now_ms() * 1000)
@@ -172,7 +171,7 @@ class LocalBackend:
             return LaunchResult(key=key, status=LaunchStatus.REFUSED, reason="fenced")
         if key in self._held or run.spec() is not None:
             return LaunchResult(key=key, status=LaunchStatus.ACCEPTED)
-        reason = _unfit(order)
+        reason = self._confinement.unfit(order, confines=self._runtime.confines)
         if reason:
             return LaunchResult(key=key, status=LaunchStatus.REFUSED, reason=reason)
         try:
@@ -188,22 +187,15 @@ class LocalBackend:
         return LaunchResult(key=key, status=LaunchStatus.ACCEPTED)
 
     def _spec(self, order: LaunchOrder, run: RunDir, node: Node) -> Spec:
+        limits = self._confinement
         data_mib = order.vram_mib if order.simulated else 0
-        grant = Grant(
-            run_dir=str(run.path),
-            output_dir=str(run.out),
-            gpu_uuids=() if order.simulated else _uuids(order, node.gpus),
-            cores=order.cores,
-            memory_mib=order.memory_mib,
-            data_limit_mib=data_mib,
-        )
+        grant = limits.grant(order, run, node, data_mib=data_mib, confines=self._runtime.confines)
         command = self._runtime.command(order, grant)
         names = ("JOB_ID", "DURE_JOB_EPOCH", "JOB_OUTPUT_DIR")
-        copy_from = self._shelf.earlier_output(order.key, order.copy_from_epoch)
         return Spec(
             argv=command.argv,
             env=command.env,
-            cwd=order.workdir or str(run.out),
+            cwd=command.cwd or str(run.out),
             # The folder tells this server's jobs from another's with the same numbers.
             marks=tuple(f"{n}={command.env[n]}" for n in names if n in command.env),
             gpus=order.gpus,
@@ -214,8 +206,14 @@ class LocalBackend:
             kill_after_s=order.kill_after_s,
             leftover_kill_s=self._durations.leftover_kill_s,
             data_limit_mib=data_mib,
-            file_limit_mib=self._file_limit_mib,
-            copy_from=copy_from,
+            output_limit_mib=limits.output_limit_mib,
+            log_limit_mib=limits.log_limit_mib,
+            quota_every_s=limits.quota_every_s,
+            copy_from=self._shelf.earlier_output(order.key, order.copy_from_epoch),
+            files=command.files,
+            inside=command.inside,
+            cgroup=limits.group(run),
+            limits=limits.limits(order),
         )
 
     def _stop(self, held: Held, stop: Stop) -> None:
@@ -247,24 +245,3 @@ class LocalBackend:
             for gpu in node.gpus
         ]
         return msgspec.structs.replace(node, gpus=tuple(gpus))
-
-
-def _uuids(order: LaunchOrder, gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    by_index = {gpu.index: gpu.uuid for gpu in gpus}
-    return tuple(by_index.get(index) or str(index) for index in order.gpus)
-
-
-def _unfit(order: LaunchOrder) -> str:
-    """Why this order cannot be launched here; empty if it can."""
-    if not order.command:
-        return "the command is empty"
-    if not order.workdir:
-        return ""
-    try:
-        if not Path(order.workdir).is_dir():
-            return f"workdir {order.workdir} is not a folder on this machine"
-    except (OSError, ValueError) as error:
-        return f"workdir {order.workdir} cannot be used: {error}"
-    if not os.access(order.workdir, os.R_OK | os.X_OK):
-        return f"workdir {order.workdir} cannot be read"
-    return ""

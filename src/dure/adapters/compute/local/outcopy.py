@@ -1,4 +1,4 @@
-"""Copy of an earlier attempt's output folder: `python -I -S outcopy.py FROM TO`.
+"""Copy of an earlier attempt's output folder: `python -I -S outcopy.py FROM TO UID`.
 
 Rule: standard library only, like the supervisor that runs it. The copy is made beside TO
 and renamed, so that TO is whole or absent. Links are kept as links and never followed.
@@ -98,8 +98,11 @@ def copy_below(name: str, source: int, target: int) -> None:
         os.close(left)
 
 
-def main(source: str, target: str) -> int:
-    """Make `target` a copy of `source`; 1 with a line on stderr if that cannot be."""
+def main(source: str, target: str, uid: int) -> int:
+    """Make `target` a copy of `source`; 1 with a line on stderr if that cannot be.
+
+    With `uid` the copy is made as that user (0: as this one), who then owns it.
+    """
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PARENT_DIED, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -111,7 +114,14 @@ def main(source: str, target: str) -> int:
         shutil.rmtree(part, ignore_errors=True)
         os.mkdir(part, 0o700)
         left, right = os.open(source, flags), os.open(part, flags)
+        if uid:
+            os.fchown(right, uid, uid)
+            os.setgroups([])
+            os.setegid(uid)
+            os.seteuid(uid)
         copy_folder(left, right)
+        if uid:
+            os.seteuid(0)
         os.rename(part, target)
     except OSError as error:
         print(f"dure: {error}", file=sys.stderr)  # noqa: T201
@@ -120,4 +130,4 @@ def main(source: str, target: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from dure.core.model import Evidence
+from dure.ports import Inside
 
 T = TypeVar("T")
 
@@ -24,6 +25,21 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
 
     wall_ms: int
     boot_ms: int
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """Folders of the job's control group, from controller to path (see `cgroups`)."""
+
+    version: int
+    folders: dict[str, str]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the control group allows; 0: no limit."""
+
+    memory_mib: int = 0
+    cores: float = 0
+    processes: int = 0
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +58,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     kill_after_s: float = 30
     leftover_kill_s: float = 30
     data_limit_mib: int = 0
-    file_limit_mib: int = 0
+    output_limit_mib: int = 0
+    log_limit_mib: int = 0
+    quota_every_s: float = 0
     copy_from: str = ""
+    files: dict[int, bytes] = {}
+    inside: Inside | None = None
+    cgroup: Layout | None = None
+    limits: Limits | None = None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +86,14 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     vram_limited: bool = False
     stderr_tail: str = ""
+    exception: str = ""
+    oom_kill: int = 0
+    peak_mib: int = 0
+    term: Stamp | None = None
+    """When SIGTERM was sent, if it was."""
+    killed: Stamp | None = None
+    """When SIGKILL was first sent, if it was."""
+    full: tuple[str, ...] = ()
     freed: Stamp | None = None
 
     def evidence(self) -> Evidence:
@@ -74,6 +104,11 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
             stderr_tail=self.stderr_tail,
             timed_out=self.timed_out,
             vram_limited=self.vram_limited,
+            exception=self.exception,
+            oom_kill=self.oom_kill,
+            term_ms=self.term.wall_ms if self.term else 0,
+            kill_ms=self.killed.wall_ms if self.killed else 0,
+            full=self.full,
         )
 
 

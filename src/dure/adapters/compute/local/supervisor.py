@@ -32,7 +32,8 @@ if not __package__:  # run as a script: find `dure` without the site module
     package_root = os.path.abspath(__file__).rsplit(os.sep, 5)[0]
     sys.path.append(package_root)
 
-from dure.adapters.compute.local.keeper import Supervisor, read_json
+from dure.adapters.compute.local.keeper import Supervisor
+from dure.adapters.compute.local.records import read_json
 
 SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER: orphans of the job become children of this process."""
@@ -91,7 +92,7 @@ def main(run_dir: str) -> int:
     listener.setblocking(False)
     supervisor = Supervisor(spec, listener, umask)
     if link is not None:
-        supervisor.adopt(link)
+        supervisor.clients.adopt(link)
     supervisor.run()
     try:
         os.unlink("ctl.sock")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from dure.adapters.compute.local.cgroups import Group
 from dure.adapters.compute.local.leases import NEVER, Chronicle, Held, Record, Shelf
 from dure.adapters.compute.local.processes import Tree, marked, processes, send_signal
 from dure.adapters.compute.local.rundir import Spec
@@ -300,7 +301,7 @@ class Watch:
     def _hunt(self, held: Held, now: float, tree: Tree) -> None:
         """Free the GPUs only when no orphan of the job lives."""
         spec = held.run.spec() or Spec(argv=(), env={}, cwd="", marks=())
-        alive = marked(tree, list(spec.marks))
+        alive = _alive(spec, tree)
         if not alive:
             self._free(held)
             return
@@ -313,6 +314,7 @@ class Watch:
 
     def _free(self, held: Held) -> None:
         held.freed = True
+        _remove_group(held)
         self._tell(held, Freed(key=held.key, at_ms=self._chronicle.now(held)))
         self._finish(held)
 
@@ -352,3 +354,23 @@ class Watch:
                 if gpu != before[gpu.index]:
                     self._record.add(GpuChanged(node=node.name, gpu=gpu))
         self._news = True
+
+
+def _group(spec: Spec | None) -> Group | None:
+    """The control group that a lost supervisor has left behind."""
+    layout = spec.cgroup if spec is not None else None
+    if layout is None:
+        return None
+    return Group({"version": layout.version, "folders": layout.folders})
+
+
+def _alive(spec: Spec, tree: Tree) -> set[int]:
+    """Processes of a job, by their marks and by its control group."""
+    group = _group(spec)
+    return marked(tree, list(spec.marks)) | (group.members() if group else set())
+
+
+def _remove_group(held: Held) -> None:
+    group = _group(held.run.spec())
+    if group is not None and not group.remove():
+        log.warning("job %d: its control group could not be removed", held.key.job)

@@ -1,0 +1,1 @@
+"""Attacks that a job might try, run for real against the jails of this machine."""
