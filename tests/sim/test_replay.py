@@ -97,6 +97,18 @@ def test_slots_hold_a_users_jobs_back() -> None:
     assert sorted(r.start_s for r in limited.ran) == [0.0, 100.0, 200.0, 300.0]
 
 
+def test_utilisation_is_of_the_time_with_a_queue_or_of_all_of_it() -> None:
+    """24 GPUs: 12 busy for the whole 100 s, with nobody waiting, are a half."""
+    jobs = tuple(
+        TraceJob(id=i, name="j", lab="a", user="u", submit_s=0, run_s=100, num_gpus=1)
+        for i in range(1, 13)
+    )
+    assert measure(replay(Trace(jobs, 0))[1]).utilisation == pytest.approx(0.5)
+    more = tuple(msgspec.structs.replace(jobs[0], id=i) for i in range(13, 31))
+    # 24 of 30 run until 100 s, when the last one starts.
+    assert measure(replay(Trace((*jobs, *more), 0))[1]).utilisation == pytest.approx(1.0)
+
+
 def test_max_min_gives_nobody_more_than_asked() -> None:
     assert max_min({"a": 2, "b": 9, "c": 9}, 10) == {"a": 2, "b": 4, "c": 4}
     assert max_min({"a": 0, "b": 3}, 10) == {"a": 0, "b": 3}

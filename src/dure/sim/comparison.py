@@ -73,17 +73,20 @@ class Comparison(msgspec.Struct, frozen=True):
         found: list[Note] = [*self.notes]
         if self.trace.rejected:
             found.append(("rejected", {"count": self.trace.rejected}))
-        found += [
-            ("unfit", {"count": row.case.trace.unfit, "case": row.case.name})
-            for row in self.rows
-            if row.case.trace.unfit
-        ]
+        found += self._unfit()
         found.append(self._slots())
         if self.runs.engine:
             found += self._checked()
         many = self.runs.jitter > 0
         found.append(("runs", {"runs": self.runs.jitter}) if many else ("one_run", {}))
         return found
+
+    def _unfit(self) -> list[Note]:
+        """What fits nowhere, once for each number of jobs: only changed nodes differ."""
+        cases: dict[int, list[str]] = {}
+        for row in self.rows:
+            cases.setdefault(row.case.trace.unfit, []).append(row.case.name)
+        return [("unfit", {"count": n, "cases": ", ".join(c)}) for n, c in cases.items() if n]
 
     def _slots(self) -> Note:
         if self.runs.slots is None and self.trace.slots:

@@ -72,7 +72,8 @@ def measure(result: Result) -> Metrics:
         all=_waits(everything),
         by_gpus={n: _waits(w) for n, w in sorted(waits.items())},
         queue_empty_d=empty_s / 86_400,
-        utilisation=_utilisation(result, empty_s),
+        # Where nobody waited, all of the time is what there is to look at.
+        utilisation=_utilisation(result, empty_s or max((r.end_s for r in result.ran), default=0)),
         jain=jain(shares.ratios()),
         jain_6h=shares.jain_windows(6 * HOUR),
         worst_ratio=min(shares.ratios(), default=1.0),

@@ -15,7 +15,7 @@ from dure import __version__
 from dure.sim.charts import Charts
 from dure.sim.comparison import Comparison, Row
 from dure.sim.style import sheet
-from dure.sim.texts import COLUMNS, figure, word
+from dure.sim.texts import COLUMNS, Column, figure, word
 from dure.sim.trace import Cluster, Trace
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -96,7 +96,7 @@ class _Page:
         lines = []
         for column in COLUMNS:
             name = escape(column.name[self.lang == "ko"])
-            cells = "".join(f"<td>{_cell(column.key, r)}</td>" for r in self.rows)
+            cells = "".join(f"<td>{_cell(column, r)}</td>" for r in self.rows)
             lines.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
         head = f"<thead><tr><th></th>{names}</tr></thead>"
         body = f"<tbody>{''.join(lines)}</tbody>"
@@ -159,12 +159,11 @@ def _groups(cluster: Cluster) -> tuple[tuple[str, int, int], ...]:
     return tuple(sorted(found, key=lambda g: (-g[1] * g[2], g)))
 
 
-def _cell(key: str, row: Row) -> str:
-    column = next(c for c in COLUMNS if c.key == key)
-    text = escape(figure(column, row.values[key]))
+def _cell(column: Column, row: Row) -> str:
+    text = escape(figure(column, row.values[column.key]))
     if row.sd is None:
         return text
-    spread = escape(figure(column, row.sd[key]))
+    spread = escape(figure(column, row.sd[column.key]))
     return f'{text} <span class="spread">± {spread}</span>'
 
 

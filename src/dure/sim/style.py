@@ -19,6 +19,7 @@ _PAGE = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--bg);color:var(--ink);
 font:15px/1.5 system-ui,"Noto Sans","Noto Sans KR","Noto Sans CJK KR",sans-serif}
+:lang(ko){word-break:keep-all}
 main{max-width:1080px;margin:0 auto;padding:28px 20px 56px}
 h1{font-size:24px;line-height:1.25;margin:0 0 4px}
 h2{font-size:18px;margin:36px 0 6px}
@@ -41,11 +42,10 @@ th{font-weight:600}
 thead th{color:var(--ink2);border-bottom:1px solid var(--line)}
 tbody tr+tr>*{border-top:1px solid var(--line)}
 tbody tr.same>*{border-top-color:transparent}
-tbody th,.name{text-align:left;font-weight:400;white-space:normal}
-.figures tbody th{min-width:9em}
+tbody th,.name{text-align:left;font-weight:400}
+.figures tbody th{min-width:9em;white-space:normal}
 thead th:first-child{text-align:left}
 thead .name{font-weight:600}
-td.name{overflow-wrap:anywhere}
 .spread{color:var(--ink3);font-size:12px}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:16px}
 figure{margin:0;background:var(--surface);border:1px solid var(--line);border-radius:8px;

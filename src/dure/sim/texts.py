@@ -104,7 +104,10 @@ COLUMNS = (
     Column(
         "utilisation",
         ("GPUs in use until then", "그때까지 GPU 사용률"),
-        ("GPU time used over GPU time there was.", "있던 GPU 시간 중 쓴 비율입니다."),
+        (
+            "GPU time used over GPU time there was; over the whole time if nobody ever waited.",
+            "있던 GPU 시간 중 쓴 비율입니다. 아무도 기다리지 않았으면 전체 기간의 비율입니다.",
+        ),
         1,
         percent=True,
     ),
@@ -154,8 +157,8 @@ WORDS: dict[str, Text] = {
         "GPU 8장을 넘는 작업 {count}개는 뺐습니다. 한 작업이 요청할 수 없는 수입니다.",
     ),
     "unfit": (
-        "{count} jobs are left out because no node of {case} could run them.",
-        "{case}의 어떤 노드에도 맞지 않는 작업 {count}개는 뺐습니다.",
+        "{count} jobs are left out because no node could run them ({cases}).",
+        "어떤 노드에도 맞지 않는 작업 {count}개는 뺐습니다({cases}).",
     ),
     "runs": (
         (

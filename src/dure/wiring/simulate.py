@@ -102,12 +102,14 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--from-history",
     "history_s",
+    metavar="TIME",
     type=Quantity("time", seconds),
     help="this installation's own load of so long until now: 30d, 12h",
 )
 @click.option(
     "--add-nodes",
     "added",
+    metavar="TIER:GPUSxCOUNT",
     multiple=True,
     type=Quantity("tier:gpusxcount", parse_added),
     help="with --from-history: what if there were more nodes, such as RTX4090:8x2",
