@@ -6,7 +6,7 @@ record until it starts), submitted through its own library while its partitions 
 - `cycle_ratio_*`: mean scheduling cycle with no idle GPU, Dure's divided by Slurm's. Slurm's
   is sdiag's mean of the main scheduler. Its parameters are the defaults, which give the
   shortest cycles, except that the main loop runs every 2 s instead of 60 so that the mean has
-  enough samples. A job that leaves the choice among two partitions is tested in each. Its priority is first come, first served: it knows no labs in this run.
+  enough samples. A job that leaves the choice among two partitions is tested in each. Its priority is first come, first served, without preemption: it knows no labs in this run.
 - `decision_rate_ratio`: jobs started a second of scheduling when the whole pool falls idle
   with 10,000 waiting. Slurm's seconds are those of its main scheduler by sdiag; Dure's are a
   whole cycle with its durable transaction (SQLite, synchronous=FULL) and the launch orders.
@@ -250,7 +250,7 @@ def main() -> None:
         NodeSpec(f"n{i:03}", gres_type=TIERS[i % 2], gpus=GPUS, cores=32) for i in range(NODES)
     )
     folder = Path(tempfile.mkdtemp(prefix="dure-slurm-")).resolve()
-    with Testbed(folder, nodes, scheduler="sched_interval=2") as bed:
+    with Testbed(folder, nodes, scheduler="sched_interval=2", preempt=False) as bed:
         bed.wait(lambda: bed.run("scontrol", "ping", check=False), 10, "no controller")
         metrics = compare(bed, args.sizes, args.seconds)
     metrics["load_1min"] = round(os.getloadavg()[0], 1)

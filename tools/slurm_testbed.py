@@ -73,6 +73,8 @@ class Testbed:
     slurmd_timeout_s: int = 15
     scheduler: str = "batch_sched_delay=0,sched_min_interval=0,bf_interval=5,bf_continue"
     cgroup: bool = False
+    preempt: bool = True
+    """With it each submission looks at every job: 50,000 of them take minutes."""
     extra: str = ""
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -264,8 +266,8 @@ class Testbed:
             "SelectTypeParameters": "CR_Core_Memory",
             "SchedulerType": "sched/backfill",
             "PriorityType": "priority/basic",
-            "PreemptType": "preempt/partition_prio",
-            "PreemptMode": "REQUEUE",
+            "PreemptType": f"preempt/{'partition_prio' if self.preempt else 'none'}",
+            "PreemptMode": "REQUEUE" if self.preempt else "OFF",
             "GresTypes": "gpu",
             "AccountingStorageType": "accounting_storage/none",
             "JobCompType": "jobcomp/none",
@@ -293,6 +295,8 @@ class Testbed:
                 f"PartitionName={kind} Nodes={names} PriorityTier=10 PreemptMode=OFF "
                 "DefMemPerCPU=500 MaxTime=UNLIMITED"
             )
+        if not self.preempt:
+            return
         yield (
             f"PartitionName={PREEMPTIBLE} Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE "
             "GraceTime=0 DefMemPerCPU=500 MaxTime=UNLIMITED"
