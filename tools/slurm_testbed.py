@@ -152,9 +152,7 @@ class Testbed:
     def start_controller(self) -> None:
         """Start slurmctld on the saved state, if any, and wait until it answers."""
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
-        self.wait(
-            lambda: "is UP" in self.run("scontrol", "ping", check=False), 20, "no slurmctld"
-        )
+        self.wait(lambda: "is UP" in self.run("scontrol", "ping", check=False), 20, "no slurmctld")
 
     def stop_controller(self) -> None:
         """A power cut of the controller: SIGKILL."""
