@@ -8,14 +8,15 @@ would make its cycle look cheap. That happens while the partitions are down.
 - `cycle_ratio_*`: mean scheduling cycle with no idle GPU, Dure's divided by Slurm's. Slurm's
   is sdiag's mean of the main scheduler. Its parameters are the defaults, which give the
   shortest cycles, except that the main loop runs every 2 s instead of 60 so that the mean has
-  enough samples. A job that leaves the choice among two partitions is tested in each. Its priority is first come, first served, without preemption: it knows no labs in this run.
+  enough samples. A job that leaves the choice among two partitions is tested in each. Its
+  priority is first come, first served, without preemption: it knows no labs in this run.
 - `decision_rate_ratio`: jobs started a second of scheduling when the whole pool falls idle
   with 10,000 waiting. Slurm's seconds are those of its main scheduler by sdiag; Dure's are a
   whole cycle with its durable transaction (SQLite, synchronous=FULL) and the launch orders.
   `plan_rate_ratio` leaves the transaction out.
 
-slurmctld stands still while Dure is measured, and the other way round. Needs root and
-Debian's Slurm. Last line: one JSON object.
+slurmctld stands still while Dure is measured, and Dure does nothing while Slurm is. Needs
+root and Debian's Slurm. Last line: one JSON object.
 """
 
 from __future__ import annotations

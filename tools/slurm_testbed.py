@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "setpriv")
 PACKAGES = "slurmctld slurmd slurm-client munge"
@@ -121,7 +122,7 @@ class Testbed:
         self._remove_cgroups()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def __enter__(self) -> Testbed:
+    def __enter__(self) -> Self:
         try:
             self.up()
         except BaseException:
@@ -339,13 +340,13 @@ class Testbed:
             time.sleep(0.02)
 
     def _steps(self, node: str) -> Iterator[int]:
-        """slurmstepd overwrites its name and environment, but keeps its node's log open."""
+        """Slurm's supervisor overwrites its name and environment, but keeps its node's log open."""
         log = f"{self.folder}/log/slurmd-{node}"
         for pid in pids():
             if read(f"/proc/{pid}/comm").strip() != b"slurmstepd" or is_dead(pid):
                 continue
             try:
-                links = [os.readlink(f.path) for f in os.scandir(f"/proc/{pid}/fd")]
+                links = [str(f.readlink()) for f in Path(f"/proc/{pid}/fd").iterdir()]
             except OSError:
                 continue
             if any(link.startswith(log) and (not node or link == f"{log}.log") for link in links):
@@ -382,7 +383,7 @@ def free_ports(count: int) -> list[int]:
 
 def pids() -> list[int]:
     """Every process of the machine."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def read(path: str) -> bytes:

@@ -31,6 +31,7 @@ LOOP_TOPS = {
     "cli/root.py",
     "adapters/compute/local/watch.py",
     "adapters/compute/local/supervisor.py",
+    "adapters/compute/slurm/watch.py",
 }
 
 

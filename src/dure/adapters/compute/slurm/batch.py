@@ -96,7 +96,7 @@ class Batch:
         ours, theirs = socket.socketpair()
         argv = [sys.executable, "-I", "-S", "-X", "utf8", SUPERVISOR, os.getcwd()]  # noqa: PTH109
         with theirs:
-            supervisor = subprocess.Popen(argv, stdin=theirs, start_new_session=True)  # noqa: S603
+            supervisor = subprocess.Popen(argv, stdin=theirs.fileno(), start_new_session=True)  # noqa: S603
         ours.setblocking(False)
         while supervisor.poll() is None:
             self.pass_on(ours)

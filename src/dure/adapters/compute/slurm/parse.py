@@ -221,7 +221,7 @@ def minutes(text: str) -> int | None:
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if found is None:
         return None
-    days, first, second, third = (int(part or 0) for part in found.groups())
+    days, first, second, _ = (int(part or 0) for part in found.groups())
     if found.group(1):
         return days * 1440 + first * 60 + second
     return first * 60 + second if found.group(4) else first
