@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tools.slurm_testbed import PREEMPTIBLE, Testbed
 
 from dure.adapters.compute.slurm.backend import SlurmBackend
 from dure.adapters.compute.slurm.commands import Commands
@@ -16,7 +17,6 @@ from dure.adapters.compute.slurm.nodes import Mapped
 from dure.adapters.compute.slurm.submit import Options
 from dure.adapters.runtime.process import ProcessRuntime
 from tests.contract.backends import Rig, WallClock
-from tools.slurm_testbed import PREEMPTIBLE, Testbed
 
 DURATIONS = Durations(
     query_s=0.5,
@@ -128,7 +128,7 @@ class SlurmRig(Rig):
 
 
 def _pids() -> list[str]:
-    return [name for name in os.listdir("/proc") if name.isdigit()]
+    return [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _read(path: str) -> bytes:

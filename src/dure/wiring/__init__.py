@@ -10,6 +10,10 @@ _LOCAL = {
         "이 컴퓨터와 설정과 서버를 점검합니다",
     ),
 }
+_SLURM = (
+    "Check a Slurm cluster, print what it lacks",
+    "Slurm 클러스터를 점검하고 설정을 제안합니다",
+)
 _SIMULATE = ("Compare policies on a recorded load", "기록된 부하에서 정책을 비교합니다")
 
 
@@ -19,5 +23,6 @@ def main() -> None:
 
     for name, summary in _LOCAL.items():
         cli.add_lazy(name, f"dure.wiring.local_commands:{name}", summary, section="server")
+    cli.add_lazy("slurm", "dure.wiring.slurm_commands:slurm", _SLURM, section="server")
     cli.add_lazy("simulate", "dure.sim.command:simulate", _SIMULATE, section="server")
     cli()

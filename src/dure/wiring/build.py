@@ -23,6 +23,7 @@ from dure.engine.controller import Controller
 from dure.engine.engine import Engine
 from dure.ports import ComputeBackend, Store
 from dure.settings import Settings
+from dure.wiring.slurm import slurm_backend
 from dure.wiring.tiers import declared, missing_tiers
 
 log = structlog.get_logger("dure.server")
@@ -44,6 +45,8 @@ class Installation:
         self.backends: dict[str, ComputeBackend] = {}
         if settings.node.enabled:
             self.backends["local"] = self._local()
+        if settings.slurm.enabled:
+            self.backends["slurm"] = slurm_backend(settings, self.state_dir, self.clock)
         self.engine = Engine(self.store, self.clock, settings.policy, self.backends)
         engine = settings.engine
         self.controller = Controller(self.engine, engine.sweep_s, engine.idempotency_s)

@@ -179,12 +179,13 @@ class Story:
         termed = slurm_end is not None and slurm_end.termed
         # The batch job's last words come just after the supervisor's: wait for them, shortly.
         unsure = slurm_end is None and now < lease.end_at + 1.0
-        wait = verdict.needs_word(end, termed=termed or unsure, stopped=lease.stop is not None)
+        stopped = lease.stop is not None
+        wait = verdict.needs_word(end, termed=termed or unsure, stopped=stopped)
         if wait and lease.final is None and now < lease.end_at + self._durations.settle_s:
             return
         lease.exited = True
         at_ms = self._at(lease, end.ended.wall_ms)
-        yield verdict.with_end(lease.key, at_ms, end, lease.final)
+        yield verdict.with_end(lease.key, at_ms, end, lease.final, termed=termed, stopped=stopped)
 
     def _patience_s(self, lease: Lease) -> float:
         """Shared storage may show an end later than Slurm does."""

@@ -51,8 +51,9 @@ def argv(launched: Launched, folder: Path, comment: str, options: Options) -> li
         "--chdir=/",
         "--input=/dev/null",
         f"--output={folder}/run/slurm.out",
-        f"--time={launched.time_limit_min or 'UNLIMITED'}",
     ]
+    if launched.time_limit_min is not None:
+        words.append(f"--time={launched.time_limit_min}")
     if order.memory_mib:
         words.append(f"--mem={order.memory_mib}M")
     if options.account:

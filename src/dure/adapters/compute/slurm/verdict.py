@@ -5,8 +5,8 @@
 | PREEMPTED | given back, also with exit 0 in the grace | given back |
 | OUT_OF_MEMORY | its end, if it is a failure, as out of memory | out of memory |
 | TIMEOUT | its end, as timed out | timed out |
-| NODE_FAIL, BOOT_FAIL | its end | the node is lost |
-| CANCELLED | its end | killed; never started: not launched |
+| NODE_FAIL, BOOT_FAIL | its end, if it came by itself; else the node is lost | the node is lost |
+| CANCELLED | its end; exit 0 in the grace is none | killed; never started: not launched |
 | FAILED | its end | Slurm's exit code; never started: not launched |
 | COMPLETED | its end | exit 0, which the batch job repeats |
 | nothing any more | its end | lost |
@@ -38,15 +38,22 @@ def needs_word(end: Exit, *, termed: bool, stopped: bool) -> bool:
     return termed or end.exit_code != 0 or end.signal is not None
 
 
-def with_end(key: LeaseKey, at_ms: int, end: Exit, final: Final | None) -> Observation:
+def with_end(
+    key: LeaseKey, at_ms: int, end: Exit, final: Final | None, *, termed: bool, stopped: bool
+) -> Observation:
     """The observation of an end that the run directory tells."""
     evidence = end.evidence()
     if final is None:
         return Exited(key=key, at_ms=at_ms, evidence=evidence)
-    if final.state == "PREEMPTED":
+    if final.state == "PREEMPTED" and not stopped:
         return Returned(key=key, at_ms=at_ms)
     failed = end.exit_code != 0 or end.signal is not None
-    if final.out_of_memory and failed:
+    forced = termed and not stopped
+    if final.state in NODE_LOST and (failed or forced):
+        return LeaseExpired(key=key, at_ms=at_ms, node_state=NodeHealth.OFFLINE)
+    if final.state == "CANCELLED" and forced and not failed:
+        evidence = Evidence(signal=15, scheduler_state="CANCELLED", stderr_tail=end.stderr_tail)
+    elif final.out_of_memory and failed:
         evidence = msgspec.structs.replace(evidence, scheduler_state="OUT_OF_MEMORY")
     elif final.state == "TIMEOUT":
         evidence = msgspec.structs.replace(evidence, scheduler_state="TIMEOUT", timed_out=True)
@@ -63,7 +70,7 @@ def without_end(
     evidence = Evidence(exit_code=final.exit_code, signal=final.signal, scheduler_state=state)
     if stopped and not started:
         yield Exited(key=key, at_ms=at_ms, evidence=NEVER_STARTED)
-    elif state == "PREEMPTED":
+    elif state == "PREEMPTED" and not stopped:
         yield Returned(key=key, at_ms=at_ms)
     elif state in NODE_LOST:
         yield LeaseExpired(key=key, at_ms=at_ms, node_state=NodeHealth.OFFLINE)
