@@ -1,7 +1,24 @@
 #!/bin/sh
 # The tests use a real PostgreSQL and a C compiler. Root installs what is missing; anybody
-# else is told its name.
+# else is told its name. A real Slurm is wanted too, but not needed: without it the tests of
+# the Slurm backend skip with one line that says so.
 set -eu
+PATH=$PATH:/usr/sbin:/sbin
+slurm() {
+    command -v slurmctld >/dev/null 2>&1 && command -v slurmd >/dev/null 2>&1 &&
+        command -v munged >/dev/null 2>&1 && return
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        echo "installing slurmctld slurmd slurm-client munge"
+        export DEBIAN_FRONTEND=noninteractive
+        # RUNLEVEL=1: no service of the distribution's own; the tests start private ones.
+        (apt-get -q -o DPkg::Lock::Timeout=500 update &&
+            RUNLEVEL=1 apt-get -q -y -o DPkg::Lock::Timeout=500 install \
+                --no-install-recommends slurmctld slurmd slurm-client munge) >/dev/null 2>&1 &&
+            return
+    fi
+    echo "no real Slurm here: its tests will be skipped (Debian: slurmctld slurmd munge, as root)"
+}
+slurm
 missing=""
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$missing postgresql"
 command -v gcc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"

@@ -189,7 +189,7 @@ class Story:
 
     def _patience_s(self, lease: Lease) -> float:
         """Shared storage may show an end later than Slurm does."""
-        if not lease.started and lease.stop is not None:
+        if not lease.started and (lease.stop is not None or lease.cancelled):
             return 0.0
         nothing_ran = lease.final is not None and lease.final.start_ms is None
         return 0.0 if nothing_ran else self._durations.settle_s

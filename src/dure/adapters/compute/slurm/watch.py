@@ -60,6 +60,14 @@ class State:
         """Leases whose Slurm job may still be there."""
         return [*self.leases.values(), *self.closing.values()]
 
+    def stopping(self) -> list[Lease]:
+        """Leases with a stop to send. One whose sbatch got no answer is looked for first."""
+        return [
+            lease
+            for lease in self.leases.values()
+            if lease.signal_at and not lease.freed and (lease.slurm_id or not lease.launched.asked)
+        ]
+
     def own_gpus(self, node: str) -> int:
         """GPUs on a node that Slurm counts for Dure."""
         return sum(
@@ -94,6 +102,7 @@ class Watch:
         self._ask_at = 0.0
         self._asked_at = 0.0
         self._adopted = False
+        self._begun = False
         self._threads = [
             threading.Thread(target=self._run, args=(self._look,), name="dure-slurm-files"),
             threading.Thread(target=self._run, args=(self._speak,), name="dure-slurm"),
@@ -102,6 +111,7 @@ class Watch:
     def start(self) -> None:
         """Ask once, so that the nodes are known, then go on in the background."""
         self._sweep()
+        self._begun = True
         for thread in self._threads:
             thread.daemon = True
             thread.start()
@@ -180,7 +190,7 @@ class Watch:
         if self._talk.paused:
             wait = self._talk.paused_until - time.monotonic()
         with self._state.lock:
-            due = [lease.signal_at for lease in self._state.leases.values() if lease.signal_at]
+            due = [lease.signal_at for lease in self._state.stopping()]
         if due and not self._talk.paused:
             wait = min(wait, min(due) - time.monotonic())
         self._work.wait(min(max(0.0, wait), self._durations.query_s))
@@ -198,11 +208,7 @@ class Watch:
     def _send_stops(self) -> None:
         now = time.monotonic()
         with self._state.lock:
-            due = [
-                lease
-                for lease in self._state.leases.values()
-                if lease.signal_at and lease.signal_at <= now and not lease.freed
-            ]
+            due = [lease for lease in self._state.stopping() if lease.signal_at <= now]
             unsent = [lease for lease in due if not lease.launched.asked]
             for lease in unsent:
                 lease.signal_at = 0.0
@@ -393,7 +399,6 @@ class Watch:
     def _compare(self, word: Word) -> bool:
         """Tell what has changed of the nodes since the last look."""
         state = self._state
-        first = not state.nodes
         seen = {}
         now_ms = state.clock.now_ms()
         for line in word.nodes or ():
@@ -419,7 +424,7 @@ class Watch:
             last_ms = found.last_seen_ms or (before.last_seen_ms if before else 0)
             node = msgspec.structs.replace(found, last_seen_ms=last_ms)
             same = before and msgspec.structs.replace(before, last_seen_ms=last_ms) == node
-            if same or first:
+            if same or not self._begun:  # whoever builds this asks for the inventory first
                 state.nodes[name] = node
             else:
                 self._put(node)
