@@ -341,10 +341,12 @@ def test_the_testbed_leaves_no_process():
     with made(NodeSpec("here")) as bed:
         bed.run("sbatch", "-p", "rtx4090", "-D", "/", "-o", "/dev/null", "--wrap", "sleep 6017")
         bed.wait(lambda: "RUNNING" in bed.run("squeue", "-h", "-o", "%T"), 10, "not started")
-        assert any(b"sleep\x006017" in read(f"/proc/{pid}/cmdline") for pid in pids())
+        bed.wait(lambda: running("6017"), 10, "no process")
         folder = bed.folder
-    for pid in pids():
-        line = read(f"/proc/{pid}/cmdline")
-        assert b"sleep\x006017" not in line
-        assert str(folder).encode() not in line
+    assert not running("6017")
+    assert not running(str(folder))
     assert not folder.exists()
+
+
+def running(words: str) -> list[int]:
+    return [pid for pid in pids() if words.encode() in read(f"/proc/{pid}/cmdline")]

@@ -26,8 +26,9 @@ from dure.adapters.compute.slurm.site import (
     own_account,
     replace,
 )
+from dure.adapters.compute.slurm.state import State
 from dure.adapters.compute.slurm.talk import Talk
-from dure.adapters.compute.slurm.watch import State, Watch
+from dure.adapters.compute.slurm.watch import Watch
 from dure.ports import (
     Clock,
     Freed,

@@ -13,75 +13,18 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from dure.adapters.compute.local.leases import Record
-from dure.adapters.compute.slurm import nodes, submit
+from dure.adapters.compute.slurm import submit
 from dure.adapters.compute.slurm.commands import Answer
 from dure.adapters.compute.slurm.leases import Durations, Lease, Story, read_files
-from dure.adapters.compute.slurm.nodes import Mapped, Slot
 from dure.adapters.compute.slurm.parse import FINAL, Final
 from dure.adapters.compute.slurm.site import Launched, Site
+from dure.adapters.compute.slurm.state import State
 from dure.adapters.compute.slurm.talk import FORGOTTEN_LOOKS, Talk, Word
-from dure.core.model import Node, NodeHealth
-from dure.ports import Beat, Clock, LeaseKey, NodeChanged, Observation
+from dure.ports import Beat, Observation
 
 log = logging.getLogger(__name__)
 AGAIN_S = 5.0
 """A stop signal is repeated so often while the job runs on."""
-
-
-class State:
-    """What both threads and the backend share, under one lock."""
-
-    def __init__(self, *, record: Record, mapped: Mapped, clock: Clock) -> None:
-        self.lock = threading.RLock()
-        self.record = record
-        self.mapped = mapped
-        self.clock = clock
-        self.leases: dict[LeaseKey, Lease] = {}
-        self.closing: dict[LeaseKey, Lease] = {}
-        """Recorded as free, but Slurm has not said yet that the job is gone."""
-        self.strangers: set[int] = set()
-        """Jobs of ours in Slurm that no lease stands for."""
-        self.nodes: dict[str, Node] = {}
-        self.slots: dict[str, dict[str, Slot]] = {}
-        self.problem = "Slurm has not been asked yet"
-
-    def unsent(self) -> int:
-        """Launches that Slurm has not confirmed."""
-        return sum(not lease.slurm_id and not lease.freed for lease in self.leases.values())
-
-    def drop(self, key: LeaseKey) -> None:
-        """A lease that is recorded as free."""
-        lease = self.leases.pop(key, None)
-        if lease is not None and lease.holds:
-            self.closing[key] = lease
-
-    def all(self) -> list[Lease]:
-        """Leases whose Slurm job may still be there."""
-        return [*self.leases.values(), *self.closing.values()]
-
-    def stopping(self) -> list[Lease]:
-        """Leases with a stop to send. One whose sbatch got no answer is looked for first."""
-        return [
-            lease
-            for lease in self.leases.values()
-            if lease.signal_at and not lease.freed and (lease.slurm_id or not lease.launched.asked)
-        ]
-
-    def own_gpus(self, node: str) -> int:
-        """GPUs on a node that Slurm counts for Dure."""
-        return sum(
-            len(lease.launched.order.gpus)
-            for lease in self.all()
-            if lease.holds and lease.launched.order.placement.node == node
-        )
-
-    def leased(self, node: str) -> frozenset[int]:
-        """Indices on a node that leases hold."""
-        held = (lease.launched.order for lease in self.leases.values() if not lease.freed)
-        return frozenset(
-            index for order in held if order.placement.node == node for index in order.gpus
-        )
 
 
 class Watch:
@@ -304,11 +247,11 @@ class Watch:
         self._asked_at = time.monotonic()
         self._ask_at = self._asked_at + self._durations.query_s
         with self._state.lock:
-            news = self._problem(word)
+            news = self._state.reached(word.problem)
             if word.jobs is not None:
                 self._hear(word)
             if word.nodes is not None:
-                news |= self._compare(word)
+                news |= self._state.compare(word.nodes, word.yielding, tell=self._begun)
         if word.jobs is not None and not self._adopted:
             self._adopt()
         self._end_overdue()
@@ -376,57 +319,3 @@ class Watch:
         if strange:
             log.warning("Slurm jobs that no lease stands for are cancelled: %s", strange)
             self._talk.cancel(strange)
-
-    def _problem(self, word: Word) -> bool:
-        """Slurm went away or came back: its nodes take no work meanwhile."""
-        before, self._state.problem = self._state.problem, word.problem
-        if bool(before) == bool(word.problem) or not word.problem:
-            return False
-        log.warning("Slurm is not to be reached: %s", word.problem)
-        changed = [
-            msgspec.structs.replace(node, health=NodeHealth.SUSPECTED)
-            for node in self._state.nodes.values()
-            if node.health is NodeHealth.STABLE
-        ]
-        for node in changed:
-            self._put(node)
-        return bool(changed)
-
-    def _put(self, node: Node) -> None:
-        self._state.nodes[node.name] = node
-        self._state.record.add(NodeChanged(node=node))
-
-    def _compare(self, word: Word) -> bool:
-        """Tell what has changed of the nodes since the last look."""
-        state = self._state
-        seen = {}
-        now_ms = state.clock.now_ms()
-        for line in word.nodes or ():
-            if nodes.usable(line, state.mapped):
-                state.slots[line.name] = nodes.slots(line, state.mapped)
-                seen[line.name] = nodes.node(
-                    line,
-                    state.mapped,
-                    own=state.own_gpus(line.name),
-                    leased=state.leased(line.name),
-                    preemptible=word.yielding.get(line.name, 0),
-                    now_ms=now_ms,
-                )
-        for name, old in state.nodes.items():
-            if name not in seen:
-                gone = "Slurm: the node is not in its configuration any more"
-                seen[name] = msgspec.structs.replace(
-                    old, health=NodeHealth.OFFLINE, drain_reason=gone
-                )
-        news = False
-        for name, found in seen.items():
-            before = state.nodes.get(name)
-            last_ms = found.last_seen_ms or (before.last_seen_ms if before else 0)
-            node = msgspec.structs.replace(found, last_seen_ms=last_ms)
-            same = before and msgspec.structs.replace(before, last_seen_ms=last_ms) == node
-            if same or not self._begun:  # whoever builds this asks for the inventory first
-                state.nodes[name] = node
-            else:
-                self._put(node)
-                news = True
-        return news
