@@ -39,7 +39,7 @@ STAGES: dict[str, list[list[str]]] = {
     "engine": [[*PYTEST, "-n", "2", "tests/engine"]],
     "contract": [[*PYTEST, "-n", "2", "tests/contract", "tests/agent"]],
     "api": [[*PYTEST, "-n", "2", "tests/api", "tests/cli"]],
-    "slurm": [[*PYTEST, "tests/slurm"]],
+    "slurm": [[*PYTEST, "-n", "2", "tests/slurm"]],
     "e2e": [[*PYTEST, "tests/e2e"]],
 }
 

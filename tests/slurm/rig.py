@@ -116,14 +116,18 @@ class SlurmRig(Rig):
         self.backend.close()
         self.open()
 
+    def processes(self) -> list[str]:
+        """Processes of jobs that live."""
+        mark = f"JOB_OUTPUT_DIR={self.root}/".encode()
+        return [pid for pid in _pids() if mark in _read(f"/proc/{pid}/environ")]
+
     def close(self) -> None:
         self.backend.close()
         numbers = [str(number) for number, _ in self.slurm_jobs()]
         if numbers:
             self.bed.run("scancel", "--signal=KILL", "--full", *numbers, check=False)
             self.bed.run("scancel", *numbers, check=False)
-        mark = f"JOB_OUTPUT_DIR={self.root}/".encode()
-        self.wait(lambda: not any(mark in _read(f"/proc/{p}/environ") for p in _pids()))
+        self.wait(lambda: not self.processes())
         shutil.rmtree(self.home, ignore_errors=True)
 
 

@@ -5,7 +5,6 @@ The port's calls only write down and wake the watch: no caller waits for Slurm.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ from dure.adapters.compute.slurm.site import (
     Site,
     account_of,
     own_account,
-    replace,
 )
 from dure.adapters.compute.slurm.state import State
 from dure.adapters.compute.slurm.talk import Talk
@@ -45,7 +43,6 @@ from dure.ports import (
     StopOrder,
 )
 
-log = logging.getLogger(__name__)
 UNSENT = 256
 """Launches that may wait for Slurm: more are asked again by the engine's sweep."""
 
@@ -162,19 +159,12 @@ class SlurmBackend:
         if launched is None:
             self._site.book.collect(key)
             return
-        stop = self._stopped(key)
+        stop = self._site.stop_order(key)
         lease = self._lease(key, launched)
         lease.fenced = self._site.book.run(key).fenced
         lease.stop = stop
         lease.stop_at = lease.signal_at = time.monotonic() if stop is not None else 0.0
         self._state.leases[key] = lease
-
-    def _stopped(self, key: LeaseKey) -> Stop | None:
-        try:
-            data = (self._site.attempt(key) / "stop.json").read_bytes()
-            return msgspec.json.decode(data, type=Stop)
-        except (OSError, msgspec.MsgspecError):
-            return None
 
     def _lease(self, key: LeaseKey, launched: Launched) -> Lease:
         return Lease(key=key, launched=launched, run=self._site.run(key), held_at=time.monotonic())
@@ -267,11 +257,7 @@ class SlurmBackend:
         lease.stop = stop
         lease.stop_at = lease.stop_at or time.monotonic()
         lease.signal_at = time.monotonic()
-        try:
-            folder = self._site.attempt(lease.key)
-            replace(folder / "stop.json", msgspec.json.encode(stop), 0o644)
-        except OSError as error:  # a full disk must not keep a job from being stopped
-            log.warning("job %d: the stop order is not on disk: %s", lease.key.job, error)
+        self._site.order_stop(lease.key, stop)
 
     def _recorded(self, observation: Observation) -> None:
         """The engine has recorded this; after the last of a lease nothing is held."""

@@ -15,7 +15,8 @@ from dure.adapters.compute.local.rundir import Exit, Status, Stop
 from dure.adapters.compute.slurm import verdict
 from dure.adapters.compute.slurm.parse import FINAL, Final, JobLine
 from dure.adapters.compute.slurm.site import Launched, SharedRun, SlurmEnd
-from dure.ports import Clock, Freed, LeaseKey, LivePhase, Observation, Started
+from dure.core.model import NodeHealth
+from dure.ports import Clock, Freed, LeaseExpired, LeaseKey, LivePhase, Observation, Started
 
 
 class Durations(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +66,8 @@ class Lease(msgspec.Struct, kw_only=True, eq=False):
     """When the end was first seen in the files."""
     missed: int = 0
     beat_at: float = 0.0
+    orphaned_ms: int = 0
+    """When Slurm was found to have forgotten a job that had not ended; 0: it has not."""
     cancelled: bool = False
     """Given up by Dure itself before it started."""
 
@@ -185,12 +188,19 @@ class Story:
             return
         lease.exited = True
         at_ms = self._at(lease, end.ended.wall_ms)
+        if 0 < lease.orphaned_ms <= end.ended.wall_ms and not stopped:
+            # Ended by the order that an orphan gets: it was lost before.
+            yield LeaseExpired(key=lease.key, at_ms=at_ms, node_state=NodeHealth.STABLE)
+            return
         yield verdict.with_end(lease.key, at_ms, end, lease.final, termed=termed, stopped=stopped)
 
     def _patience_s(self, lease: Lease) -> float:
         """Shared storage may show an end later than Slurm does."""
         if not lease.started and (lease.stop is not None or lease.cancelled):
             return 0.0
+        if lease.orphaned_ms:
+            # Its node has this long to find the order and to kill what is left.
+            return self._durations.settle_s + self._durations.lost_kill_s + 2.0
         nothing_ran = lease.final is not None and lease.final.start_ms is None
         return 0.0 if nothing_ran else self._durations.settle_s
 

@@ -10,6 +10,7 @@ links and without waiting, and at most a mebibyte of it is read.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import pwd
 import secrets
@@ -21,9 +22,10 @@ from typing import TypeVar
 import msgspec
 
 from dure.adapters.compute.local.leases import Shelf
-from dure.adapters.compute.local.rundir import RunDir
+from dure.adapters.compute.local.rundir import RunDir, Stop
 from dure.ports import LaunchOrder, LeaseKey
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 READ_LIMIT = 1 << 20
 PACKAGE = Path(__file__).resolve().parents[3]
@@ -178,6 +180,22 @@ class Site:
         folder = self.book.run(key).path
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace(folder / "launch.json", msgspec.json.encode(launched), 0o600, sync=launched.asked)
+
+    def order_stop(self, key: LeaseKey, stop: Stop) -> None:
+        """Write a stop order where the batch job looks for it."""
+        path = self.attempt(key) / "stop.json"
+        try:
+            replace(path, msgspec.json.encode(stop), 0o644)
+        except OSError as error:  # a full disk must not keep others from being stopped
+            log.warning("job %d: the stop order is not on disk: %s", key.job, error)
+
+    def stop_order(self, key: LeaseKey) -> Stop | None:
+        """The stop that was ordered, if one was."""
+        try:
+            data = (self.attempt(key) / "stop.json").read_bytes()
+            return msgspec.json.decode(data, type=Stop)
+        except (OSError, msgspec.MsgspecError):
+            return None
 
     def launched(self, key: LeaseKey) -> Launched | None:
         """What was written down."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from dure.adapters.compute.local.rundir import Stop
 from dure.adapters.compute.slurm import submit
 from dure.adapters.compute.slurm.commands import Answer
 from dure.adapters.compute.slurm.leases import Durations, Lease, Story, read_files
@@ -20,7 +21,7 @@ from dure.adapters.compute.slurm.parse import FINAL, Final
 from dure.adapters.compute.slurm.site import Launched, Site
 from dure.adapters.compute.slurm.state import State
 from dure.adapters.compute.slurm.talk import FORGOTTEN_LOOKS, Talk, Word
-from dure.ports import Beat, Observation
+from dure.ports import Beat, Observation, StopKind
 
 log = logging.getLogger(__name__)
 AGAIN_S = 5.0
@@ -273,9 +274,22 @@ class Watch:
             else:
                 lease.missed += 1
                 if lease.missed >= FORGOTTEN_LOOKS:
-                    lease.settle(Final(state="UNKNOWN"))
+                    self._forgotten(lease)
         for key in [key for key, lease in self._state.closing.items() if not lease.holds]:
             del self._state.closing[key]
+
+    def _forgotten(self, lease: Lease) -> None:
+        """Slurm knows nothing of it any more. Should it run on, its node is to end it.
+
+        A controller that lost its newest state forgets jobs that run. Without this order
+        their GPUs would be given out while they still compute.
+        """
+        lease.settle(Final(state="UNKNOWN"))
+        if lease.started and not lease.end_at and lease.stop is None:
+            lease.orphaned_ms = self._state.clock.now_ms()
+            log.warning("job %d: Slurm has forgotten it while it ran", lease.key.job)
+            kill_s = self._durations.lost_kill_s
+            self._site.order_stop(lease.key, Stop(stop=StopKind.LOST, kill_after_s=kill_s))
 
     def _end_overdue(self) -> None:
         """Launches that Slurm does not start, and jobs that pretend to have ended."""
