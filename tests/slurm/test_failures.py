@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tools.slurm_testbed import PREEMPTIBLE, NodeSpec, pids, read
 
+from dure.adapters.compute.slurm.commands import Answer
 from dure.adapters.compute.slurm.nodes import Mapped
 from dure.core.model import NodeHealth
 from dure.core.oom import oom_kind
@@ -193,6 +194,28 @@ def test_launch_whose_answer_was_lost_is_found_and_not_doubled(rig, monkeypatch)
     assert rig.until(1, "Freed") == ["Started", "Exited", "Freed"]
     assert rig.log(1) == "once\n"
     assert len(rig.slurm_jobs()) == 1
+
+
+def test_stop_of_a_launch_whose_answer_was_lost(rig, monkeypatch):
+    commands = rig.backend._watch._talk.commands
+    real = commands.run
+    sent = []
+
+    def run(argv, text=""):
+        if argv[0] == "sbatch":
+            sent.append(argv)
+            return Answer(ok=False, problem="no answer", away=True)
+        return real(argv, text)
+
+    monkeypatch.setattr(commands, "run", run)
+    rig.backend.launch([order("succeeds", 1)])
+    rig.wait(lambda: sent)
+    rig.backend.stop([StopOrder(key=KEY, kind=StopKind.CANCEL, kill_after_s=5)])
+    assert rig.until(1, "Freed") == ["Exited", "Freed"]
+    count = len(sent)
+    time.sleep(1)
+    assert len(sent) == count
+    assert rig.slurm_jobs() == []
 
 
 def test_jobs_that_no_lease_stands_for_are_cancelled(rig):

@@ -175,7 +175,7 @@ class SlurmBackend:
             return LaunchResult(key=key, status=LaunchStatus.REFUSED, reason="fenced")
         if key in self._state.leases or self._site.launched(key) is not None:
             return LaunchResult(key=key, status=LaunchStatus.ACCEPTED)
-        if self._state.problem or self._state.unsent() >= UNSENT:
+        if self._state.problem or len(self._state.unsent()) >= UNSENT:
             why = self._state.problem or "Slurm takes launches more slowly than they come"
             return LaunchResult(key=key, status=LaunchStatus.UNKNOWN, reason=why)
         launched = self._planned(order)

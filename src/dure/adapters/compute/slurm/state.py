@@ -36,9 +36,13 @@ class State:
         self.slots: dict[str, dict[str, Slot]] = {}
         self.problem = "Slurm has not been asked yet"
 
-    def unsent(self) -> int:
+    def unsent(self) -> list[Lease]:
         """Launches that Slurm has not confirmed."""
-        return sum(not lease.slurm_id and not lease.freed for lease in self.leases.values())
+        return [
+            lease
+            for lease in self.leases.values()
+            if not (lease.slurm_id or lease.exited or lease.freed or lease.final)
+        ]
 
     def drop(self, key: LeaseKey) -> None:
         """A lease that is recorded as free."""

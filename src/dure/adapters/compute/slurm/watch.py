@@ -180,16 +180,12 @@ class Watch:
 
     def _send_launches(self) -> bool:
         with self._state.lock:
-            waiting = [
-                lease
-                for lease in self._state.leases.values()
-                if not lease.slurm_id and not lease.exited and not lease.freed
-            ]
-            lost = [lease for lease in waiting if lease.launched.asked]
+            lost = [lease for lease in self._state.unsent() if lease.launched.asked]
         if lost and not self._find_lost(lost):
             return False
-        ready = [lease for lease in waiting if not lease.slurm_id and not lease.exited]
-        ready = ready[: self._talk.room]
+        with self._state.lock:
+            waiting = self._state.unsent()
+        ready = waiting[: self._talk.room]
         for lease in ready:
             self._note(lease, asked=True)
         self._talk.launch(ready, self._answered)
@@ -206,10 +202,10 @@ class Watch:
             number = found.get(lease.key)
             if number is not None:
                 self._note(lease, asked=True, slurm_id=number)
-            elif lease.stop is not None or lease.fenced or lease.run.status() is not None:
+            elif lease.stop is not None or lease.run.status() is not None:
                 # Ended and forgotten by Slurm, or not wanted any more: never sent again.
                 with self._state.lock:
-                    lease.settle(Final(state="UNKNOWN"))
+                    self._forgotten(lease)
             else:
                 self._note(lease, asked=False)
         return True
@@ -250,7 +246,7 @@ class Watch:
         with self._state.lock:
             news = self._state.reached(word.problem)
             if word.jobs is not None:
-                self._hear(word)
+                self._hear(word, set(ids))
             if word.nodes is not None:
                 news |= self._state.compare(word.nodes, word.yielding, tell=self._begun)
         if word.jobs is not None and not self._adopted:
@@ -260,10 +256,10 @@ class Watch:
         if news:
             self.hint()
 
-    def _hear(self, word: Word) -> None:
+    def _hear(self, word: Word, asked: set[int]) -> None:
         assert word.jobs is not None
         for lease in self._state.all():
-            if not lease.holds:
+            if not lease.holds or lease.slurm_id not in asked:
                 continue
             line, final = word.jobs.get(lease.slurm_id), word.finals.get(lease.slurm_id)
             if final is not None:
@@ -285,7 +281,8 @@ class Watch:
         their GPUs would be given out while they still compute.
         """
         lease.settle(Final(state="UNKNOWN"))
-        if lease.started and not lease.end_at and lease.stop is None:
+        runs = lease.run.status() is not None and lease.run.exit() is None
+        if runs and lease.stop is None:
             lease.orphaned_ms = self._state.clock.now_ms()
             log.warning("job %d: Slurm has forgotten it while it ran", lease.key.job)
             kill_s = self._durations.lost_kill_s
