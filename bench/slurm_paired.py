@@ -46,7 +46,7 @@ from tools.slurm_testbed import NodeSpec, Testbed, unavailable  # noqa: E402 - a
 NODES = 40
 GPUS = 8
 TIERS = ("rtx4090", "rtx3080ti")
-ARRAY = 25
+ARRAY = 100
 SHAPES = tuple((n, p) for n in (1, 1, 1, 2, 4) for p in ("rtx4090", "rtx4090,rtx3080ti"))
 TURNS = 1000
 
