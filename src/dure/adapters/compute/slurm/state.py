@@ -12,7 +12,7 @@ from dure.adapters.compute.local.leases import Record
 from dure.adapters.compute.slurm import nodes
 from dure.adapters.compute.slurm.leases import Lease
 from dure.adapters.compute.slurm.nodes import Mapped, Slot
-from dure.adapters.compute.slurm.parse import NodeLine
+from dure.adapters.compute.slurm.parse import FINAL, NodeLine
 from dure.core.model import Node, NodeHealth
 from dure.ports import Clock, LeaseKey, NodeChanged
 
@@ -60,6 +60,22 @@ class State:
             lease
             for lease in self.leases.values()
             if lease.signal_at and not lease.freed and (lease.slurm_id or not lease.launched.asked)
+        ]
+
+    def pending(self, *, held_before: float) -> list[Lease]:
+        """Leases that Slurm has not started for too long."""
+        return [
+            lease
+            for lease in self.leases.values()
+            if lease.state == "PENDING" and lease.final is None and lease.held_at <= held_before
+        ]
+
+    def pretending(self, *, ended_before: float) -> list[int]:
+        """Slurm jobs that go on although their files have long said that they ended."""
+        return [
+            lease.slurm_id
+            for lease in self.closing.values()
+            if lease.state not in FINAL and lease.end_at <= ended_before
         ]
 
     def own_gpus(self, node: str) -> int:

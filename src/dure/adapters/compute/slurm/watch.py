@@ -292,18 +292,8 @@ class Watch:
         """Launches that Slurm does not start, and jobs that pretend to have ended."""
         now = time.monotonic()
         with self._state.lock:
-            pending = [
-                lease
-                for lease in self._state.leases.values()
-                if lease.state == "PENDING"
-                and lease.final is None
-                and now >= lease.held_at + self._durations.pending_s
-            ]
-            pretend = [
-                lease.slurm_id
-                for lease in self._state.closing.values()
-                if lease.state not in FINAL and now >= lease.end_at + self._durations.stop_margin_s
-            ]
+            pending = self._state.pending(held_before=now - self._durations.pending_s)
+            pretend = self._state.pretending(ended_before=now - self._durations.stop_margin_s)
             for lease in pending:
                 lease.cancelled = True
         if pending:
