@@ -49,6 +49,7 @@ STAGES: dict[str, list[list[str]]] = {
         [str(TRACK), "-m", "pytest", "-n", "2", "--dist", "loadgroup", "tests/sdk"],
         [str(BIN / "python"), "tools/mlflow_matrix.py", "run"],
     ],
+    "slurm": [[*PYTEST, "-n", "2", "tests/slurm"]],
     "e2e": [[*PYTEST, "tests/e2e"]],
 }
 

@@ -1,8 +1,24 @@
 #!/bin/sh
 # The tests use real services: PostgreSQL, Redis, a browser, network namespaces, bubblewrap, a C
-# compiler, and Apptainer where it can be had. Root installs what is missing; anybody else is
-# told its name.
+# compiler; Apptainer and Slurm where they can be had. Root installs what is missing; anybody
+# else is told its name. Without Slurm its tests are skipped with one line that says so.
 set -eu
+PATH=$PATH:/usr/sbin:/sbin
+slurm() {
+    command -v slurmctld >/dev/null 2>&1 && command -v slurmd >/dev/null 2>&1 &&
+        command -v munged >/dev/null 2>&1 && return
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        echo "installing slurmctld slurmd slurm-client munge"
+        export DEBIAN_FRONTEND=noninteractive
+        # RUNLEVEL=1: no service of the distribution's own; the tests start private ones.
+        (apt-get -q -o DPkg::Lock::Timeout=500 update &&
+            RUNLEVEL=1 apt-get -q -y -o DPkg::Lock::Timeout=500 install \
+                --no-install-recommends slurmctld slurmd slurm-client munge) >/dev/null 2>&1 &&
+            return
+    fi
+    echo "no real Slurm here: its tests will be skipped (Debian: slurmctld slurmd munge, as root)"
+}
+slurm
 missing=""
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$missing postgresql"
 command -v gcc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"

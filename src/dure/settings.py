@@ -207,6 +207,57 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     )
 
 
+class SlurmSettings(Section, frozen=True, kw_only=True):
+    """A Slurm cluster as a backend; docs/howto/slurm.md tells what each line is for."""
+
+    enabled: Annotated[bool, Meta(description="true: this server also runs jobs on Slurm")] = False
+    run_root: Annotated[
+        str, Meta(description="folder on storage that the nodes see under the same path")
+    ] = ""
+    bin_dir: Annotated[str, Meta(description="folder of sbatch, squeue, …; empty: PATH")] = ""
+    conf: Annotated[str, Meta(description="slurm.conf; empty: SLURM_CONF or Slurm's own")] = ""
+    python: Annotated[str, Meta(description="Python ≥ 3.9 on every node, for the supervisor")] = (
+        "/usr/bin/python3"
+    )
+    as_user: Annotated[
+        bool, Meta(description="jobs run as their user's account; needs root. false: as the server")
+    ] = True
+    accounts: Annotated[
+        dict[str, str], Meta(description="Unix account by user, where the names differ")
+    ] = {}
+    tiers: Annotated[
+        dict[str, str], Meta(description="tier by GRES type, or by partition for untyped GPUs")
+    ] = {}
+    partitions: Annotated[
+        dict[str, str], Meta(description="partition by tier; empty: the node's first one")
+    ] = {}
+    preemptible: Annotated[
+        tuple[str, ...], Meta(description="partitions whose jobs yield: their GPUs count as idle")
+    ] = ()
+    nodes: Annotated[tuple[str, ...], Meta(description="only these nodes; empty: all GPUs")] = ()
+    account: Annotated[str, Meta(description="Slurm account of all jobs; empty: its default")] = ""
+    qos: Annotated[str, Meta(description="QOS of all jobs; empty: Slurm's default")] = ""
+    reserve_mib: Annotated[int, Meta(ge=0, description="memory of a node kept from jobs")] = 1024
+    query_s: Annotated[
+        float, Meta(ge=1, description="how often Slurm is asked; ends come by the files at once")
+    ] = 5.0
+    poll_s: Annotated[float, Meta(gt=0, description="how often run directories are looked at")] = (
+        0.2
+    )
+    timeout_s: Annotated[
+        float, Meta(gt=0, description="a command without an answer counts as Slurm away")
+    ] = 15.0
+    pending_s: Annotated[
+        float, Meta(gt=0, description="a launch not started by then goes back in line")
+    ] = 120.0
+    settle_s: Annotated[
+        float, Meta(gt=0, description="patience with shared storage that shows files late")
+    ] = 15.0
+    simulated: Annotated[
+        bool, Meta(description="the GPUs are stand-ins without a driver: a test cluster")
+    ] = False
+
+
 class Settings(Section, frozen=True, kw_only=True):
     """All settings; docs/reference/settings.md lists them with default and reason."""
 
@@ -215,6 +266,7 @@ class Settings(Section, frozen=True, kw_only=True):
     limits: LimitsSettings = LimitsSettings()
     node: NodeSettings = NodeSettings()
     edge: EdgeSettings = EdgeSettings()
+    slurm: SlurmSettings = SlurmSettings()
     policy: Policy = Policy()
     tiers: tuple[DeclaredTier, ...] = ()
 

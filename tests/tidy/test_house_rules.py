@@ -41,6 +41,7 @@ LOOP_TOPS = {
     "dure_sdk/monitor.py",
     "dure_sdk/sender.py",
     "dure_sdk/tracking.py",
+    "adapters/compute/slurm/watch.py",
 }
 
 

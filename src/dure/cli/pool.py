@@ -99,5 +99,5 @@ def _count(node: wire.NodeOut, state: str) -> int:
 
 def _drained(node: wire.NodeOut) -> str:
     if not node.drained:
-        return say("none")
+        return node.drain_reason or say("none")  # what its backend says, e.g. Slurm
     return node.drain_reason or say("yes")

@@ -88,7 +88,8 @@ def put_node(engine: Engine, actor: str, node: Node) -> None:
     with engine.change("admin", actor) as work:
         old = find_node(work.tx, node.name)
         if old is not None:
-            node = msgspec.structs.replace(node, drained=old.drained, drain_reason=old.drain_reason)
+            reason = old.drain_reason if old.drained else node.drain_reason
+            node = msgspec.structs.replace(node, drained=old.drained, drain_reason=reason)
         if node != old:
             _keep_node(work, node)
 

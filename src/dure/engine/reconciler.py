@@ -353,9 +353,8 @@ class _Recorder:
             node = seen.node
             if old is not None:
                 # What an administrator said outlives what a backend reports.
-                node = msgspec.structs.replace(
-                    node, drained=old.drained, drain_reason=old.drain_reason
-                )
+                reason = old.drain_reason if old.drained else node.drain_reason
+                node = msgspec.structs.replace(node, drained=old.drained, drain_reason=reason)
         else:
             old = nodes.get(seen.node)
             if old is None:

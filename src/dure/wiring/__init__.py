@@ -23,6 +23,11 @@ _LOCAL = {
         "Run this machine as an edge node of a server",
         "이 컴퓨터를 서버의 엣지 노드로 실행합니다",
     ),
+    "slurm": (
+        "slurm_commands",
+        "Check a Slurm cluster, print what it lacks",
+        "Slurm 클러스터를 점검하고 설정을 제안합니다",
+    ),
     "simulate": (
         "simulate",
         "Compare policies on a recorded load",

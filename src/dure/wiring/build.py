@@ -30,6 +30,7 @@ from dure.engine.forecast import Lookout
 from dure.ports import ComputeBackend, Runtime, Store
 from dure.settings import Settings
 from dure.wiring.edge import Edge
+from dure.wiring.slurm import slurm_backend
 from dure.wiring.tiers import declared, missing_tiers
 
 log = structlog.get_logger("dure.server")
@@ -57,6 +58,8 @@ class Installation:
         if settings.edge.redis_url:
             self._edge = Edge(settings, self.state_dir, self.clock, self._edge_node)
             self.backends["edge"] = self._edge.backend
+        if settings.slurm.enabled:
+            self.backends["slurm"] = slurm_backend(settings, self.state_dir, self.clock)
         self.engine = Engine(self.store, self.clock, settings.policy, self.backends)
         if self._edge is not None:
             self._edge.show(self.engine)

@@ -1,1 +1,0 @@
-"""Slurm cluster backend (a later release)."""
