@@ -109,6 +109,15 @@ def test_utilisation_is_of_the_time_with_a_queue_or_of_all_of_it() -> None:
     assert measure(replay(Trace((*jobs, *more), 0))[1]).utilisation == pytest.approx(1.0)
 
 
+def test_slots_lend_while_gpus_would_stay_idle() -> None:
+    jobs = tuple(
+        TraceJob(id=i, name=f"j{i}", lab="a", user="u", submit_s=0, run_s=100, num_gpus=1)
+        for i in range(1, 5)
+    )
+    _, lent = replay(Trace(jobs, 0), Policy(slots_borrow=True), slots=1)
+    assert {r.start_s for r in lent.ran} == {0.0}
+
+
 def test_max_min_gives_nobody_more_than_asked() -> None:
     assert max_min({"a": 2, "b": 9, "c": 9}, 10) == {"a": 2, "b": 4, "c": 4}
     assert max_min({"a": 0, "b": 3}, 10) == {"a": 0, "b": 3}

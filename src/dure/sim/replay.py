@@ -119,6 +119,8 @@ class Replay:
             # One cycle a grid point, as a sweep sees it: what it changes is seen at the next.
             while self._cycle(now_ms) and self.options.until_quiet:
                 pass
+            while self._lend(now_ms):
+                self._cycle(now_ms)
             if tell is not None and self.result.cycles % 512 == 0:
                 tell(len(self.result.ran), len(self.trace.jobs))
         if tell is not None:
@@ -138,19 +140,38 @@ class Replay:
             shape=shape_of(job),
             entered_ms=round(job.submit_s * 1000),
         )
-        limit = self.options.slots_of.get(job.user, self.options.slots)
-        if limit and self._slots[view.user] >= limit:
+        if self._used_up(view.user):
             self._personal[view.user].append(view)
             return
         self._slots[view.user] += 1
         self.index.put(view)
 
+    def _used_up(self, user: UserId) -> bool:
+        limit = self.options.slots_of.get(user, self.options.slots)
+        return bool(limit) and self._slots[user] >= limit
+
     def _promote(self, user: UserId, now_ms: int) -> None:
         self._slots[user] -= 1
-        if self._personal[user]:
+        if self._personal[user] and not self._used_up(user):
             view = self._personal[user].popleft()
             self._slots[user] += 1
             self.index.put(msgspec.structs.replace(view, entered_ms=now_ms))
+
+    def _lend(self, now_ms: int) -> bool:
+        """`slots_borrow`: promote one job beyond the limit that would start at once."""
+        if not self.policy.slots_borrow or not any(v.idle for v in self.pool.views()):
+            return False
+        waiting = [queue[0] for queue in self._personal.values() if queue]
+        waiting.sort(key=lambda v: (self.index.lab_key(v.lab), self._slots[v.user], v.id))
+        for view in waiting:
+            self.index.put(msgspec.structs.replace(view, entered_ms=now_ms))
+            made = self._plan()
+            if any(isinstance(d, Dispatch) and d.job == view.id for d in made.decisions):
+                self._personal[view.user].popleft()
+                self._slots[view.user] += 1
+                return True
+            self.index.remove(view.id)
+        return False
 
     def _finish(self, now_ms: int) -> None:
         while self._ends and self._ends[0][0] <= now_ms:
