@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dure.core.model import Gpu, Lease, NodeHealth, Shape, Tier
-from dure.core.placement import failed_constraint, no_fit, rounded_floor, share
+from dure.core.placement import failed_constraint, fits, no_fit, rounded_floor, share
 from tests.core import build as b
 
 MIXED = b.node("m", (b.BIG4090, 4), (b.R5090, 4))
@@ -130,3 +132,21 @@ def test_the_floor_is_rounded_up_to_a_tiers() -> None:
 def test_no_gpus_at_all_is_said_so() -> None:
     why = no_fit(Shape(num_gpus=1), [])
     assert (why.nearest, why.failed, why.requests) == (None, "no_gpus", ())
+
+
+@given(
+    st.builds(
+        Shape,
+        num_gpus=st.integers(1, 4),
+        tiers=st.sampled_from([(), ("RTX4090",), ("RTX3080Ti", "RTX5090")]),
+        node=st.sampled_from([None, "n1", "n2"]),
+        floor_gb=st.sampled_from([0, 12, 24, 48]),
+        host_mib=st.sampled_from([0, 40_000]),
+    ),
+    st.booleans(),
+)
+def test_fits_is_the_absence_of_a_failed_constraint(shape: Shape, active: bool) -> None:
+    tier = msgspec.structs.replace(b.R4090, active=active)
+    nodes = [b.node("n1", (tier, 2), (b.R5090, 1)), b.node("n2", (b.R3080TI, 4))]
+    for view in b.pool([tier, b.R5090, b.R3080TI], nodes).views():
+        assert fits(shape, view) == (failed_constraint(shape, view) is None)

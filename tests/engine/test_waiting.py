@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-import pytest
-
-from dure.core.forecast import NEVER_MS, Forecast, calibration, forecast, share_of
 from dure.core.model import Role, User
 from dure.core.policy import Policy
-from dure.core.rehearsal import Start
-from dure.core.runtimes import RunTimes
 from dure.engine import preview, waiting
 from dure.engine.forecast import PERIOD_MS, calibrated, look_ahead
-from tests.core.build import R3080TI, R4090, node, place, request
+from tests.core.build import R3080TI, R4090, node, request
 from tests.story import HOUR, Story
-
-PLACE = place("n1", R4090)
 
 
 def why(s: Story, name: str, lang: str = "en"):
@@ -24,64 +16,6 @@ def why(s: Story, name: str, lang: str = "en"):
 
 def minutes(s: Story, at_ms: int | None) -> float | None:
     return None if at_ms is None else round((at_ms - s.clock.now_ms()) / 60_000, 1)
-
-
-# -- run times -----------------------------------------------------------------------
-
-
-def test_run_times_are_of_the_same_person_and_size_where_there_are_enough() -> None:
-    times = RunTimes()
-    for run_ms in (100, 200, 300, 400, 500):
-        times.note("kim", "BCG", 1, run_ms)
-    for run_ms in (7000, 8000, 9000):
-        times.note("lee", "KDG", 2, run_ms)
-    assert times.quantile_ms("kim", "BCG", 1, share=0.5) == 300
-    assert times.quantile_ms("kim", "BCG", 4, share=0.5) == 300
-    assert times.quantile_ms("new", "KDG", 1, share=0.0) == 7000
-    assert times.quantile_ms("new", "NEW", 1, share=0.99) == 9000
-
-
-def test_a_run_that_has_outlived_the_others_is_expected_to_run_as_long_again() -> None:
-    times = RunTimes()
-    for run_ms in (100, 200, 300):
-        times.note("kim", "BCG", 1, run_ms)
-    assert times.quantile_ms("kim", "BCG", 1, share=0.0, elapsed_ms=150) == 200
-    assert times.quantile_ms("kim", "BCG", 1, share=0.5, elapsed_ms=400) == 800
-    assert times.quantile_ms("kim", "BCG", 1, share=0.5, elapsed_ms=400, limit_ms=500) == 500
-    assert times.quantile_ms("kim", "BCG", 1, share=0.9, limit_ms=250) == 250
-
-
-def test_with_nothing_known_only_a_time_limit_says_something() -> None:
-    assert RunTimes().quantile_ms("kim", "BCG", 1, share=0.5) is None
-    assert RunTimes().quantile_ms("kim", "BCG", 1, share=0.5, limit_ms=60) == 60
-
-
-def test_every_job_meets_every_stratum_once() -> None:
-    for job in (1, 2, 77):
-        shares = sorted(share_of(job, s, 11) for s in range(11))
-        assert shares == pytest.approx([(k + 0.5) / 11 for k in range(11)])
-    assert [share_of(1, s, 11) for s in range(11)] != [share_of(2, s, 11) for s in range(11)]
-
-
-# -- bands ---------------------------------------------------------------------------
-
-
-def test_a_band_is_open_where_somebody_s_end_is_unknown() -> None:
-    starts = [Start(at_ms=t, placement=PLACE, after=9) for t in (10, 20, 30, 40, 50)]
-    whole = forecast(1, 0, 0, starts)
-    assert (whole.p20_ms, whole.p50_ms, whole.p80_ms, whole.after) == (20, 30, 50, 9)
-    partly = forecast(1, 0, 0, [*starts[:3], None, Start(at_ms=NEVER_MS, placement=PLACE)])
-    assert (partly.p50_ms, partly.p80_ms) == (30, None)
-    assert forecast(1, 0, 0, [None, None]) is None
-
-
-def test_calibration_counts_what_came_true() -> None:
-    made = Forecast(job=1, entered_ms=0, made_ms=0, p20_ms=10, p50_ms=20, p80_ms=30)
-    came = [msgspec.structs.replace(made, started_ms=t) for t in (None, 0, 5, 10, 30, 31)]
-    score = calibration(came)
-    assert (score.scored, score.early, score.inside, score.late) == (4, 1, 2, 1)
-    assert score.inside_share == 0.5
-    assert calibration([]).inside_share is None
 
 
 def busy(**policy: object) -> Story:

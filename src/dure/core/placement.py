@@ -140,7 +140,7 @@ class Pool:
         self._views: dict[PlacementId, PlacementView] = {}
         self._stale: set[NodeId] = set()
         self._ordered: tuple[PlacementView, ...] | None = ()
-        self._penalised = False
+        self._penalised: set[NodeId] = set()
 
     def copy(self) -> Pool:
         """A pool of its own with the same tiers, nodes and leases, to try things out on."""
@@ -149,7 +149,7 @@ class Pool:
         made.leases, made.replicas = dict(self.leases), dict(self.replicas)
         made._used = {node: set(used) for node, used in self._used.items()}
         made._views, made._stale = dict(self._views), set(self._stale)
-        made._ordered, made._penalised = self._ordered, self._penalised
+        made._ordered, made._penalised = self._ordered, set(self._penalised)
         return made
 
     def put_tier(self, tier: Tier) -> None:
@@ -160,11 +160,14 @@ class Pool:
     def put_node(self, node: Node) -> None:
         """Add or replace a node with its GPUs."""
         self.nodes[node.name] = node
+        if node.penalty_until_ms:
+            self._penalised.add(node.name)
         self._touch(node.name)
 
     def remove_node(self, name: NodeId) -> None:
         """Forget a node."""
         self.nodes.pop(name, None)
+        self._penalised.discard(name)
         self._touch(name)
 
     def remove_tier(self, name: TierId) -> None:
@@ -187,8 +190,7 @@ class Pool:
 
     def views(self, now_ms: int = 0) -> tuple[PlacementView, ...]:
         """All placements, by node and tier; `now_ms` ends penalties."""
-        if self._penalised:
-            self._stale.update(n.name for n in self.nodes.values() if n.penalty_until_ms)
+        self._stale |= self._penalised
         for name in self._stale:
             self._rebuild(name, now_ms)
         if self._stale or self._ordered is None:
@@ -208,7 +210,8 @@ class Pool:
         node = self.nodes.get(name)
         if node is None:
             return
-        self._penalised = any(n.penalty_until_ms > now_ms for n in self.nodes.values())
+        if node.penalty_until_ms <= now_ms:
+            self._penalised.discard(name)
         per_gpu = share(node, 1).memory_mib
         for tier_name in {g.tier for g in node.gpus}:
             tier = self.tiers.get(tier_name)

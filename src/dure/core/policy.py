@@ -177,7 +177,7 @@ BALANCED = Policy(
     placement_order=PlacementOrder.SMALLEST_FITTING_TIER,
     slots_borrow=True,
     keep_blocks=True,
-    block_margin=0.0,
+    block_margin=0.1,
     # Reservations of rank 1 are broken by nearly every end of a job once many labs are
     # active; age gives the guarantee instead (docs/adr/0005).
     reserve_min_gpus=9,

@@ -254,7 +254,7 @@ class QueueIndex:
         """The pruned snapshot of this moment: `plan` on it equals `plan` on all jobs."""
         self._follow(pool)
         views = pool.views(self.now_ms)
-        idle = {v.id: v.idle for v in views if v.idle}
+        idle = {v.id: count for v in views if (count := v.idle)}
         found: dict[JobId, JobView] = {}
         elders = self._elders(pool, idle)
         moves = self._policy.charging is Charging.LOOKAHEAD

@@ -115,7 +115,7 @@ class Rehearsal:
     # -- one cycle --
 
     def _cycle(self) -> int:
-        made = plan(self._index.snapshot(self._pool, cycle=0), self._policy)
+        made = plan(self._index.snapshot(self._pool, cycle=0), self._policy, reasons=False)
         for decision in made.decisions:
             view = self._index.view(decision.job)
             assert view is not None

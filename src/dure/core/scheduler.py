@@ -25,9 +25,13 @@ from dure.core.plan import (
 from dure.core.policy import Policy
 
 
-def plan(snapshot: Snapshot, policy: Policy) -> Plan:
-    """Decide one cycle; `snapshot.candidates` stand in rank order."""
-    cycle = _Cycle(snapshot, policy)
+def plan(snapshot: Snapshot, policy: Policy, *, reasons: bool = True) -> Plan:
+    """Decide one cycle; `snapshot.candidates` stand in rank order.
+
+    Without `reasons` the plan does not say why others wait: a fifth of a cycle's cost, for
+    replays that nobody asks.
+    """
+    cycle = _Cycle(snapshot, policy, reasons=reasons)
     if snapshot.phase is Phase.NORMAL:
         cycle.elders_first()
         cycle.line_in_order()
@@ -42,7 +46,8 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
 class _Cycle:
     """One cycle while it is decided: the floor shrinks, decisions grow."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+    def __init__(self, snapshot: Snapshot, policy: Policy, *, reasons: bool) -> None:
+        self._tells = reasons
         self.snapshot = snapshot
         self.policy = policy
         self.floor = Floor(snapshot, policy.placement_order)
@@ -89,6 +94,8 @@ class _Cycle:
         self.decisions += step
         started = next((d for d in step if isinstance(d, Dispatch)), None)
         if started is None:
+            if not self._tells:
+                return
             self.reasons[job.id] = _reason(job, self.snapshot, self.floor)
         else:
             self.line.started(job, self.floor.views[started.placement].tier.mtflops)

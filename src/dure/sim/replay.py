@@ -159,9 +159,9 @@ class Replay:
 
     def _lend(self, now_ms: int) -> bool:
         """`slots_borrow`: promote one job beyond the limit that would start at once."""
-        if not self.policy.slots_borrow or not any(v.idle for v in self.pool.views()):
-            return False
         waiting = [queue[0] for queue in self._personal.values() if queue]
+        if not (waiting and self.policy.slots_borrow and any(v.idle for v in self.pool.views())):
+            return False
         waiting.sort(key=lambda v: (self.index.lab_key(v.lab), self._slots[v.user], v.id))
         for view in waiting:
             self.index.put(msgspec.structs.replace(view, entered_ms=now_ms))
@@ -216,7 +216,7 @@ class Replay:
         cycle = self.result.cycles
         if self.options.line is Line.STRICT:
             return plan_strict(self.index, self.pool, cycle, self.policy)
-        return plan(self.index.snapshot(self.pool, cycle), self.policy)
+        return plan(self.index.snapshot(self.pool, cycle), self.policy, reasons=False)
 
     def _start(self, view: JobView, decision: Dispatch, now_ms: int) -> None:
         lease = Lease(job=view.id, epoch=1, placement=decision.placement, gpus=decision.gpus)
