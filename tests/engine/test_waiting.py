@@ -160,6 +160,14 @@ def test_nothing_helps_in_a_full_pool() -> None:
     assert why(s, "b").sooner == []
 
 
+def test_a_refusal_is_told_in_the_node_s_own_words() -> None:
+    s = Story([node("n1", (R4090, 1))])
+    s.submit("job", "BCG", run=s.run(refuse="workdir /x may not be shown"))
+    reason = why(s, "job").reason
+    assert reason.code == "LAUNCH_RETRY"
+    assert "workdir /x may not be shown" in reason.text
+
+
 # -- what moved it -------------------------------------------------------------------
 
 

@@ -264,10 +264,10 @@ def test_balanced_beats_classic_where_it_says_so() -> None:
     """One run: list scheduling is chaotic, so the mean wait has the noise of one more run."""
     classic = measured("philly-medium", "classic")
     balanced = measured("philly-medium", "balanced")
-    assert balanced.by_gpus[8].mean_h < 0.75 * classic.by_gpus[8].mean_h
-    assert balanced.by_gpus[8].p95_h < 0.85 * classic.by_gpus[8].p95_h
+    assert balanced.by_gpus[8].mean_h < 0.85 * classic.by_gpus[8].mean_h
+    assert balanced.by_gpus[8].p95_h < 0.9 * classic.by_gpus[8].p95_h
     assert balanced.starvation_h <= 4
-    assert balanced.jain_6h >= 0.87 > classic.jain_6h
-    assert balanced.queue_empty_d < classic.queue_empty_d - 1.5
+    assert balanced.jain_6h > classic.jain_6h + 0.08
+    assert balanced.queue_empty_d < classic.queue_empty_d - 1
     assert balanced.utilisation > classic.utilisation + 0.05
     assert balanced.all.mean_h < 1.05 * classic.all.mean_h

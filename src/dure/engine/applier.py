@@ -178,20 +178,23 @@ def _dispatch(work: Work, job: Job, decision: Dispatch) -> None:
 
 def launch_orders(work: Work, decisions: Iterable[Decision]) -> list[LaunchOrder]:
     """Orders for what a plan has dispatched."""
-    orders = []
+    orders: list[LaunchOrder] = []
+    uids: dict[UserId, int] = {}
     for decision in decisions:
         if isinstance(decision, Dispatch):
             job = work.job(decision.job)
             assert job is not None
             attempt = work.attempt(job.id, job.epoch)
             assert attempt is not None
+            if job.user not in uids:
+                uids[job.user] = unix_uid_of(work.tx, job.user)
             orders.append(
                 launch_order(
                     job,
                     attempt,
                     work.world.pool.nodes,
                     work.world.policy.stop_kill_s,
-                    unix_uid_of(work.tx, job.user),
+                    uids[job.user],
                 )
             )
     return orders

@@ -27,6 +27,7 @@ from dure.core.model import (
     Value,
 )
 from dure.core.placement import shape_of
+from dure.core.plan import ReasonCode
 from dure.core.policy import Policy
 from dure.engine import render
 from dure.engine.engine import Engine
@@ -59,7 +60,20 @@ def why(engine: Engine, actor: User, lang: str, job_id: JobId) -> wire.WhyOut:
         if found.state not in WAITING:
             return wire.WhyOut(job=found.id, state=found.state, state_text=words, reason=None)
         changes = rank_changes(engine, tx, found)
-    return _told(engine, lang, found, slots, changes, words)
+        last = tx.attempt(found.id, found.epoch) if found.refusals else None
+    told = _told(engine, lang, found, slots, changes, words)
+    return _with_refusal(told, last.detail if last is not None else "")
+
+
+def _with_refusal(told: wire.WhyOut, said: str) -> wire.WhyOut:
+    """Add what the node said, in its words, where it refused to start the job."""
+    reason = told.reason
+    if not said or reason is None or reason.code != ReasonCode.LAUNCH_RETRY:
+        return told
+    named = msgspec.structs.replace(
+        reason, text=f"{reason.text} ({said})", params={**reason.params, "said": said}
+    )
+    return msgspec.structs.replace(told, reason=named)
 
 
 def _told(
