@@ -34,7 +34,10 @@ JOBS = 100
 """Ranked jobs that are forecast."""
 SCENARIOS = 11
 MAX_CYCLES = 400
-"""Cycles of one scenario: bounds what a look ahead may cost."""
+MAX_LOOKS = 60_000
+"""Cycles of one scenario, and placements looked at in them: bounds what a look ahead may cost
+(about two seconds of one core every 30 s with a thousand nodes; then fewer jobs get a number).
+"""
 SCORED_FOR_MS = 30 * 86_400_000
 _CLEAN = frozenset({Outcome.COMPLETED, Outcome.ERROR, Outcome.TIMED_OUT})
 """Ends that tell how long such a job runs."""
@@ -145,7 +148,8 @@ def rehearse(
         known = scene.jobs.get(view.id)
         share = share_of(view.id, scenario, scenarios)
         rehearsal.waiting(view, scene.run_ms(known, share) if known else NEVER_MS)
-    return rehearsal.run(wanted, MAX_CYCLES)
+    places = max(1, len(scene.pool.views(scene.now_ms)))
+    return rehearsal.run(wanted, max(20, min(MAX_CYCLES, MAX_LOOKS // places)))
 
 
 def ends(scene: Scene) -> dict[JobId, int | None]:
