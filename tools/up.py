@@ -109,7 +109,7 @@ def start(state: Path) -> None:
     token = (state / "admin-token").read_text().strip()
     print(f"Dure runs at {url}   (log: {state / 'server.log'})")
     print("Use it from another shell:")
-    print(f"  export DURE_URL={url} DURE_TOKEN={token}")
+    print(f"  export DURE_URL={url} DURE_TOKEN={token} DURE_CONFIG={state / 'dure.toml'}")
     print(f"  {DURE} pool")
     print(f"  {DURE} run -- python3 -c 'print(6 * 7)'")
 
@@ -121,8 +121,9 @@ def stop(state: Path) -> None:
         print("No server runs here.")
         return
     os.kill(pid, signal.SIGTERM)
-    for _ in range(200):
-        if running(state) is None:
+    for _ in range(400):
+        # The server takes its pid file away before it has ended.
+        if not Path(f"/proc/{pid}").exists():
             break
         time.sleep(0.05)
     print("Stopped. Jobs that were running go on and are found again by the next `make up`.")

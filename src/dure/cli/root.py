@@ -48,13 +48,13 @@ class RootGroup(LazyGroup):
 @click.option("-v", "--verbose", is_flag=True, help="show requests, and where an error came from")
 @click.pass_context
 def cli(ctx: click.Context, url: str | None, profile: str | None, verbose: bool) -> None:
-    r"""Dure shares the GPUs of several labs: one queue, one policy, one honest account.
+    """Dure shares the GPUs of several labs: one queue, one policy, one honest account.
 
     \b
       dure pool                         what is free now
       dure run -g 2 -t 4h -- CMD        submit and follow
       dure queue                        the line, and why each job waits
-    """
+    """  # noqa: D301 - \b is the mark of click for lines as they are
     for stream in (sys.stdout, sys.stderr):
         # A job's name must never stop a listing on a terminal that cannot show it.
         if hasattr(stream, "reconfigure"):

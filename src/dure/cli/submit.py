@@ -82,7 +82,7 @@ def run(
 def submit(
     app: App, /, command: tuple[str, ...], dry_run: bool, parsable: bool, out: Output, **flags: Any
 ) -> None:
-    """Submit FILE (python for .py, itself if executable, else bash) or, after --, any command.
+    """Submit FILE (python3 for .py, itself if executable, else bash) or, after --, any command.
 
     The id is printed on stdout in a pipe, with --parsable and with -q.
     """
@@ -126,7 +126,7 @@ def _of_file(command: tuple[str, ...], *, absolute: bool) -> tuple[str, ...]:
         note(say("sbatch_ignored", count=ignored, file=file))
     shown = os.path.abspath(file) if absolute else file  # noqa: PTH100
     if file.endswith(".py"):
-        return ("python", shown, *rest)
+        return ("python3", shown, *rest)
     if os.access(file, os.X_OK):
         return (shown if "/" in shown else f"./{shown}", *rest)
     return ("bash", shown, *rest)

@@ -87,7 +87,7 @@ HEADERS: dict[str, Text] = {
     "tier": ("TIER", "등급"),
     "time": ("TIME", "시간"),
     "submitted": ("SUBMITTED", "제출"),
-    "exit": ("EXIT", "종료"),
+    "exit": ("EXIT", "종료 코드"),
     "vram": ("VRAM", "VRAM"),
     "tflops": ("TFLOPS", "TFLOPS"),
     "run": ("RUN", "실행"),
@@ -131,7 +131,7 @@ HEADERS: dict[str, Text] = {
     "late": ("LATE", "더 늦게"),
     "outcome": ("OUTCOME", "결과"),
     "started": ("STARTED", "시작"),
-    "ended": ("ENDED", "종료"),
+    "ended": ("ENDED", "끝난 시각"),
     "command": ("COMMAND", "명령"),
     "error": ("ERROR", "오류"),
     "charge": ("CHARGE", "사용량"),
@@ -273,8 +273,8 @@ SENTENCES: dict[str, Text] = {
     "not_a_pair": ("{text!r} is not NAME=VALUE", "{text!r}은(는) 이름=값 형식이 아닙니다."),
     "nothing_to_edit": ("nothing to change was given", "변경할 내용이 없습니다."),
     "nothing_waits": (
-        "Nobody is waiting.",
-        "기다리는 작업이 없습니다.",
+        "Nobody is in the line (in personal queues: {personal}).",
+        "대기열에 작업이 없습니다(개인 대기 {personal}개).",
     ),
     "queue_foot": (
         "{shown} of {waiting} waiting · personal {personal} · for a node {node_wait}",

@@ -38,8 +38,8 @@ REASONS: dict[R, Text] = {
         "슬롯 {limit}개 중 {used}개를 쓰고 있습니다. 작업이 하나 끝나면 올라갑니다.",
     ),
     R.RANK_BEHIND: (
-        "Labs that used less stand before it (jobs ahead: {ahead}).",
-        "사용량이 더 적은 연구실의 작업 {ahead}개가 앞에 있습니다.",
+        "{ahead} jobs stand before it: labs that used less first, then by time.",
+        "앞에 작업 {ahead}개가 있습니다(사용량이 적은 연구실 먼저, 다음은 시간순).",
     ),
     R.SAME_LAB_BEHIND: (
         "Earlier jobs of its own lab stand before it (jobs ahead: {ahead}).",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -168,6 +169,33 @@ def check_request(
     if longest < 1 << 62 and (request.time_limit_s or 1 << 62) > longest:
         raise DureError(ErrorCode.TIME_LIMIT_TOO_LONG, limit_s=longest)
     check_fit(work, request_shape(request))
+    check_workdir(engine, work, actor, request)
+
+
+@runtime_checkable
+class _JudgesWorkdir(Protocol):
+    def workdir_refusal(self, workdir: str, unix_uid: int) -> str: ...
+
+
+def check_workdir(engine: Engine, work: Work, actor: User, request: JobRequest) -> None:
+    """Raise INVALID_REQUEST when every machine that fits says that it cannot start there.
+
+    A backend that cannot say so now may still refuse the launch.
+    """
+    if not request.workdir:
+        return
+    shape = request_shape(request)
+    views = [v for v in work.context.placements if fits(shape, v)]
+    backends = {b.name: b for v in views if (b := engine.backend_of(v.id.node)) is not None}
+    said = ""
+    for backend in backends.values():
+        if not isinstance(backend, _JudgesWorkdir):
+            return
+        said = backend.workdir_refusal(request.workdir, actor.unix_uid)
+        if not said:
+            return
+    if said:
+        raise DureError(ErrorCode.INVALID_REQUEST, field="workdir", problem=said)
 
 
 def request_shape(request: JobRequest) -> Shape:

@@ -143,6 +143,11 @@ class LocalBackend:
         out = self._shelf.run(key).out
         return str(out) if out.is_dir() else None
 
+    def workdir_refusal(self, workdir: str, unix_uid: int) -> str:
+        """Why a job of this Unix user could not start in `workdir`; empty if it could."""
+        user = self._confinement.runs_as(unix_uid)
+        return self._confinement.refusal(workdir, user, confines=self._runtime.confines)
+
     def close(self) -> None:
         """Stop watching; supervisors and jobs go on."""
         self._watch.close()

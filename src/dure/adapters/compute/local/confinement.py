@@ -38,7 +38,11 @@ class Confinement(Value, frozen=True, kw_only=True):
 
     def user(self, order: LaunchOrder) -> int:
         """Whom the job becomes; only root can be somebody else. 0: the server's own user."""
-        return order.unix_uid if self.uid == 0 else 0
+        return self.runs_as(order.unix_uid)
+
+    def runs_as(self, unix_uid: int) -> int:
+        """The Unix user that jobs of somebody with `unix_uid` get here."""
+        return unix_uid if self.uid == 0 else 0
 
     def grant(
         self, order: LaunchOrder, run: RunDir, node: Node, *, data_mib: int, confines: bool
@@ -74,22 +78,27 @@ class Confinement(Value, frozen=True, kw_only=True):
         """Why this order cannot be launched here; empty if it can."""
         if not order.command:
             return "the command is empty"
-        if not order.workdir:
+        return self.refusal(order.workdir, self.user(order), confines=confines)
+
+    def refusal(self, workdir: str, uid: int, *, confines: bool) -> str:
+        """Why no job of this user can start in `workdir`; empty if one can."""
+        if not workdir:
             return ""
         try:
-            if not Path(order.workdir).is_dir():
-                return f"workdir {order.workdir} is not a folder on this machine"
-            real = os.path.realpath(order.workdir)
+            if not Path(workdir).is_dir():
+                return f"workdir {workdir} is not a folder on this machine"
+            real = os.path.realpath(workdir)
         except (OSError, ValueError) as error:
-            return f"workdir {order.workdir} cannot be used: {error}"
-        if not os.access(order.workdir, os.R_OK | os.X_OK):
-            return f"workdir {order.workdir} cannot be read"
+            return f"workdir {workdir} cannot be used: {error}"
+        if not os.access(workdir, os.R_OK | os.X_OK):
+            return f"workdir {workdir} cannot be read"
         # Under another name the server's own folder could not be hidden in it.
-        hides = inside(self.state_dir, real) and real != order.workdir
-        if confines and (hides or not self._may_see(real, self.user(order))):
+        hides = inside(self.state_dir, real) and real != workdir
+        if confines and (hides or not self._may_see(real, uid)):
             return (
-                f"workdir {order.workdir} may not be shown to this job; an administrator can"
-                " allow its folder with `workdirs` of [node]"
+                f"workdir {workdir} may not be shown to a job: start it in a folder of your own"
+                " (not a home itself, nor a hidden folder in it), or ask an administrator to"
+                " allow it with `workdirs` of [node]"
             )
         return ""
 
