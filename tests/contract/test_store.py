@@ -211,6 +211,8 @@ def test_forecasts_come_back_and_are_replaced_by_job_and_entry(store: Store):
     with store.read() as tx:
         assert tx.open_forecasts() == [again]
         assert tx.forecasts(since_ms=11) == [again]
+        assert len(tx.forecasts_of([1, 2])) == 2
+        assert tx.forecasts_of([]) == tx.forecasts_of([2]) == []
         assert tx.forecasts(since_ms=0)[0].started_ms == 25
 
 

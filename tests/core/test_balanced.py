@@ -122,6 +122,42 @@ def test_no_more_reserve_than_the_setting_allows() -> None:
         assert sum(isinstance(d, Reserve) for d in made.decisions) == allowed
 
 
+def test_nobody_reserves_beside_a_sick_gpu_that_it_would_need() -> None:
+    """Seven of eight were held for ever: the eighth is sick and counts as capacity."""
+    sick = msgspec.structs.replace(
+        BIG, gpus=(msgspec.structs.replace(BIG.gpus[0], healthy=False), *BIG.gpus[1:])
+    )
+    views = [b.view(1, "A", 1, entered=HOUR_MS), OLD]
+    assert started(decide(LATE, views, [sick], AGED, now_ms=HOUR_MS)) == [1]
+    held = Reservation(placement=b.place("big", b.BIG4090), count=7, since_ms=0, mtflops=1)
+    holder = msgspec.structs.replace(OLD, reservation=held)
+    made = decide(LATE, [views[0], holder], [sick], AGED, now_ms=HOUR_MS)
+    assert [d.cause for d in made.decisions if isinstance(d, Release)] == [ReleaseCause.BROKEN]
+    assert started(made) == [1]
+
+
+def test_reservations_by_age_are_never_more_than_allowed_however_they_began() -> None:
+    nodes = [b.node(n, (b.BIG4090, 8)) for n in ("x", "y")]
+    taken = [("x", b.BIG4090, (0,)), ("y", b.BIG4090, (0,))]
+    holders = [
+        b.view(
+            i,
+            "B",
+            8,
+            entered=i,
+            reservation=Reservation(
+                placement=b.place(n, b.BIG4090), count=7, since_ms=0, mtflops=1
+            ),
+        )
+        for i, n in ((2, "x"), (3, "y"))
+    ]
+    views = [b.view(1, "A", 8, entered=2 * HOUR_MS), *holders]
+    for allowed, kept in ((0, 0), (1, 1), (2, 2)):
+        policy = msgspec.structs.replace(AGED, aged_reservations=allowed)
+        made = decide(LATE, views, nodes, policy, taken=taken, now_ms=2 * HOUR_MS)
+        assert sum(isinstance(d, Release) for d in made.decisions) == 2 - kept
+
+
 def test_small_jobs_are_not_helped_by_age() -> None:
     policy = msgspec.structs.replace(AGED, age_min_gpus=8)
     views = [b.view(1, "A", 1, entered=HOUR_MS), b.view(2, "B", 2, entered=0)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dure.core.model import Role, User
+import msgspec
+
+from dure.core.model import NodeHealth, Phase, Role, User
 from dure.core.policy import Policy
-from dure.engine import preview, waiting
+from dure.engine import borrowing, preview, sooner, waiting
 from dure.engine.forecast import PERIOD_MS, calibrated, look_ahead
 from tests.core.build import R3080TI, R4090, node, request
 from tests.story import HOUR, Story
@@ -251,11 +253,110 @@ def test_the_next_job_of_the_least_lab_is_lent_first_and_debts_are_kept() -> Non
 
 
 def test_nothing_is_lent_in_maintenance() -> None:
-    from dure.core.model import Phase
-
     s = lending(slots_borrow=True)
     s.submit("a", "BCG", 2)
     s.submit("b", "BCG", 2, hold=True)
     s.phase(Phase.DRAINING)
     s.settle()
     assert s.state("b") == "PERSONAL_QUEUE_WAIT"
+
+
+# -- questions change nothing, whatever happens meanwhile -----------------------------
+
+
+def between(monkeypatch, module, name: str, act) -> None:
+    """Call `act` once, right before the module's `name` runs."""
+    real, done = getattr(module, name), []
+
+    def first(*args: object, **kw: object) -> object:
+        if not done:
+            done.append(True)
+            act()
+        return real(*args, **kw)
+
+    monkeypatch.setattr(module, name, first)
+
+
+def test_a_job_that_is_cancelled_while_hints_are_looked_for_stays_away(monkeypatch) -> None:
+    """It came back into the index, reserved, and no later job was started any more."""
+    s = Story([node("n1", (R4090, 2)), node("n2", (R3080TI, 2))])
+    s.submit("one", "BCG", tiers=("RTX4090",))
+    s.submit("pair", "BCG", 2, tiers=("RTX4090",))
+    job = s.job("pair")
+    between(monkeypatch, sooner, "_starts_at", lambda: s.cancel("pair"))
+    assert sooner.hints(s.engine, job) == []
+    assert job.id not in s.engine.world.index
+    s.check()
+
+
+def test_a_job_that_is_promoted_while_slots_are_lent_stays_in_the_line(monkeypatch) -> None:
+    s = lending(slots_borrow=True)
+    s.submit("a", "BCG", 2, run=600)
+    s.submit("b", "BCG", 2, run=600)
+    s.submit("c", "BCG", 2, run=600)
+    assert s.state("c") == "PERSONAL_QUEUE_WAIT"
+    waiting = s.job("c")
+
+    def end_of_a() -> None:
+        s.cancel("a")
+
+    between(monkeypatch, borrowing, "_would_start", end_of_a)
+    s.engine.policy = msgspec.structs.replace(s.engine.policy, slots_borrow=True)
+    borrowing._first_that_starts(s.engine, [waiting])
+    s.check()
+
+
+def test_nothing_more_is_lent_to_whoever_waits_on_a_loan() -> None:
+    """Every launch is refused: the others' jobs stay in the personal queue."""
+    s = lending(slots_borrow=True)
+    for i in range(12):
+        s.submit(f"j{i}", "BCG", run=s.run(refuse="no room"))
+    promoted = sum(s.state(f"j{i}") != "PERSONAL_QUEUE_WAIT" for i in range(12))
+    assert promoted <= 5
+
+
+def test_in_maintenance_nobody_is_told_a_time() -> None:
+    s = busy()
+    for name in ("x", "y", "z"):
+        s.submit(name, "BCG", run=600)
+    s.phase(Phase.DRAINING)
+    assert why(s, "z").eta is None
+
+
+def test_members_are_not_told_what_another_lab_was_charged() -> None:
+    s = Story([node("n1", (R4090, 2))], labs={"BCG": 100_000.0, "KDG": 150_000.0, "OSL": 0.0})
+    s.submit("long", "OSL", run=50 * HOUR)
+    s.submit("short", "BCG", run=1200)
+    s.submit("waits-b", "BCG")
+    s.submit("pair-k", "KDG", 2)
+    s.wait(1200)
+    (member,) = waiting.why(s.engine, s.user("kdg"), "en", s.jobs["pair-k"]).changes
+    assert (member.job, member.charged_tflop_s) == (None, None)
+    (admin,) = why(s, "pair-k").changes
+    assert float(admin.charged_tflop_s) == 1200 * 82.6
+
+
+def test_a_forecast_is_the_first_of_an_entry_even_after_it_came_true() -> None:
+    s = busy()
+    for name in ("x", "y", "z"):
+        s.submit(name, "BCG", run=3000)
+    look_ahead(s.engine)
+    s.wait(3100)
+    look_ahead(s.engine)
+    with s.store.read() as tx:
+        (scored,) = tx.forecasts(since_ms=0)
+    assert scored.started_ms
+    s.node("n1", health=NodeHealth.OFFLINE)
+    s.submit("again", "BCG", run=600)
+    s.node("n1", health=NodeHealth.STABLE)
+    s.wait(60)
+    look_ahead(s.engine)
+    with s.store.read() as tx:
+        assert scored in tx.forecasts(since_ms=0)
+
+
+def test_the_end_of_a_penalty_is_waited_for() -> None:
+    s = busy()
+    s.node("n1", penalty_until_ms=s.clock.now_ms() + 600_000)
+    s.submit("z", "BCG", run=600)
+    assert minutes(s, why(s, "z").eta.p50_ms) == 10.0

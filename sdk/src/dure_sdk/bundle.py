@@ -55,6 +55,10 @@ def build(
     MLflow needs Python 3.10; for an older one it is left out, and the result says so.
     """
     folder = Path(target).absolute()
+    if not _is_ours(folder):
+        raise BundleError(
+            f"{folder} holds other files: name a new or empty folder, or an older bundle"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".bundle-", dir=str(folder.parent)))
     try:
@@ -64,6 +68,13 @@ def build(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return Bundle(folder, list(pythons), left_out)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether the folder may be replaced: it is not there, empty, or a bundle and nothing else."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and {entry.name for entry in folder.iterdir()} <= {"boot", "deps"}
 
 
 def _fill(
@@ -98,9 +109,12 @@ def _install(packages: Sequence[str], python: str, deps: Path, options: Sequence
         *options,
         *packages,
     ]
-    done = subprocess.run(  # noqa: S603 - this Python's own pip
-        command, capture_output=True, text=True, timeout=PIP_LIMIT_S, check=False
-    )
+    try:
+        done = subprocess.run(  # noqa: S603 - this Python's own pip
+            command, capture_output=True, text=True, timeout=PIP_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BundleError(f"pip did not end within {PIP_LIMIT_S} s for Python {python}") from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         why = lines[-1] if lines else done.stderr.strip()[-300:]
@@ -109,9 +123,8 @@ def _install(packages: Sequence[str], python: str, deps: Path, options: Sequence
 
 def _swap(work: Path, folder: Path) -> None:
     """The old bundle goes only when the new one is whole; jobs that have it mounted keep it."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    old = Path(tempfile.mkdtemp(prefix=".bundle-old-", dir=str(folder.parent)))
     if folder.exists():
-        folder.rename(old)
+        folder.rename(old / "bundle")
     work.rename(folder)
     shutil.rmtree(old, ignore_errors=True)

@@ -142,8 +142,8 @@ RANK_CHANGES: dict[str, Text] = {
         "{ago} 전 같은 연구실의 작업 {job}에 {cost} TFLOP-s가 청구되어 뒤로 갔습니다.",
     ),
     "passed": (
-        "{lab} was charged {cost} TFLOP-s for job {job} {ago} ago: it now stands behind.",
-        "{ago} 전 {lab}의 작업 {job}에 {cost} TFLOP-s가 청구되어 {lab}이(가) 뒤로 갔습니다.",
+        "{lab} was charged {ago} ago: it now stands behind.",
+        "{ago} 전 {lab}에 청구되어 그 연구실이 뒤로 갔습니다.",
     ),
 }
 

@@ -39,6 +39,8 @@ class PlacementView(Value, frozen=True, kw_only=True):
     free: tuple[int, ...]
     replicas: tuple[int, ...] = ()
     healthy_free: int = 0
+    healthy: int = 0
+    """GPUs, free or busy, that are neither sick nor taken by a foreign process."""
     host_mib_per_gpu: int = 0
     simulated: bool = False
     drained: bool = False
@@ -240,6 +242,7 @@ class Pool:
             free=healthy,
             replicas=tuple(sorted(self.replicas.get(key, frozenset()))),
             healthy_free=len(healthy),
+            healthy=sum(g.healthy and not g.foreign for g in gpus),
             host_mib_per_gpu=per_gpu_mib,
             simulated=any(g.simulated for g in gpus),
             drained=node.drained,

@@ -49,7 +49,7 @@ class Rehearsal:
         self._index.advance(now_ms)
         self._labs: dict[LabId, Lab] = {}
         self._run_ms: dict[JobId, int] = {}
-        self._ends: list[tuple[int, JobId, Running]] = []
+        self._ends: list[tuple[int, JobId, int, Running]] = []
         self._last_freed: dict[PlacementId, JobId] = {}
         self._reserved_micro: dict[JobId, int] = defaultdict(int)
         self._now_ms = now_ms
@@ -59,7 +59,7 @@ class Rehearsal:
 
     def running(self, found: Running) -> None:
         """Take a lease that the pool holds already."""
-        key = (found.ends_ms, found.lease.job, found)
+        key = (found.ends_ms, found.lease.job, found.lease.epoch, found)
         heapq.heappush(self._ends, key)
         self._index.started(found.lease, found.lab, found.mtflops, found.started_ms)
 
@@ -84,12 +84,14 @@ class Rehearsal:
 
     def _advance(self) -> bool:
         """Go to the next end or delay that is over; False if there is none."""
+        rests = (n.penalty_until_ms for n in self._pool.nodes.values())
         due = [at for at in (self._index.next_due_ms(), self._next_end_ms()) if at is not None]
+        due += [at for at in rests if at > self._now_ms]
         if not due or not len(self._index):
             return False
         self._now_ms = max(self._now_ms, min(due))
         while self._ends and self._ends[0][0] <= self._now_ms:
-            self._end(heapq.heappop(self._ends)[2])
+            self._end(heapq.heappop(self._ends)[3])
         self._index.advance(self._now_ms)
         return True
 

@@ -54,7 +54,7 @@ class _Cycle:
         self.line = Line(snapshot, policy)
         self.decisions: list[Decision] = []
         self.reasons: dict[JobId, Reason] = {}
-        self.reserved = _release_first(snapshot, self.floor, self.decisions)
+        self.reserved = _release_first(snapshot, policy, self.floor, self.decisions)
 
     def elders_first(self) -> None:
         """Jobs past the age bound, oldest first: start whole, else grow or reserve."""
@@ -101,11 +101,22 @@ class _Cycle:
             self.line.started(job, self.floor.views[started.placement].tier.mtflops)
 
 
-def _release_first(snapshot: Snapshot, floor: Floor, decisions: list[Decision]) -> set[JobId]:
+def _keeps(snapshot: Snapshot, policy: Policy) -> set[JobId]:
+    """Who may hold: rank 1, and the oldest by age, as many as the policy says."""
+    holders = {h.id for h in snapshot.holders}
+    aged = [i for i in snapshot.elders if i in holders and i != snapshot.head]
+    first = () if snapshot.head is None else (snapshot.head,)
+    return {*first, *aged[: policy.aged_reservations]}
+
+
+def _release_first(
+    snapshot: Snapshot, policy: Policy, floor: Floor, decisions: list[Decision]
+) -> set[JobId]:
     """R3 and R5 before any dispatch: what they free is idle in this cycle."""
     kept: set[JobId] = set()
+    keeps = _keeps(snapshot, policy)
     for holder in snapshot.holders:
-        cause = _broken(holder, snapshot, floor)
+        cause = _broken(holder, snapshot, floor, keeps)
         if cause is None:
             kept.add(holder.id)
         else:
@@ -113,7 +124,9 @@ def _release_first(snapshot: Snapshot, floor: Floor, decisions: list[Decision]) 
     return kept
 
 
-def _broken(holder: JobView, snapshot: Snapshot, floor: Floor) -> ReleaseCause | None:
+def _broken(
+    holder: JobView, snapshot: Snapshot, floor: Floor, keeps: set[JobId]
+) -> ReleaseCause | None:
     held = holder.reservation
     assert held is not None
     view = floor.views.get(held.placement)
@@ -124,10 +137,11 @@ def _broken(holder: JobView, snapshot: Snapshot, floor: Floor) -> ReleaseCause |
         or not fits(holder.shape, view)
         # A GPU went sick or was taken: fewer are left than are reserved.
         or view.healthy_free < held.count
+        # One that it would need is sick: it would hold the others for nobody.
+        or view.healthy < holder.shape.num_gpus
     ):
         return ReleaseCause.BROKEN
-    keeps = holder.id == snapshot.head or holder.id in snapshot.elders
-    return None if keeps else ReleaseCause.LOST_RANK
+    return None if holder.id in keeps else ReleaseCause.LOST_RANK
 
 
 def _release(job: JobView, cause: ReleaseCause, floor: Floor) -> Release:
@@ -182,7 +196,7 @@ def _reserve(job: JobView, floor: Floor) -> list[Decision]:
     options = [
         (*floor.tier_key(v), -idle, v.id)
         for v in floor.with_idle(job.shape)
-        if (idle := floor.available(v.id, job.id)) >= 1
+        if v.healthy >= job.shape.num_gpus and (idle := floor.available(v.id, job.id)) >= 1
     ]
     if not options:
         return []

@@ -32,6 +32,8 @@ log = structlog.get_logger("dure.forecast")
 PERIOD_MS = 30_000
 JOBS = 100
 """Ranked jobs that are forecast."""
+FAR = 1000
+"""Ranked jobs that are rehearsed for one that is asked about; beyond, no number is honest."""
 SCENARIOS = 11
 MAX_CYCLES = 400
 MAX_LOOKS = 60_000
@@ -77,7 +79,9 @@ def look_ahead(engine: Engine) -> None:
         now_ms = engine.clock.now_ms()
         if 0 <= now_ms - outlook.made_ms < PERIOD_MS and outlook.made_ms >= 0:
             return
-        scene = scene_of(engine)
+        with engine.store.read() as tx:
+            _learn(engine, tx)
+        scene = scene_of(engine, JOBS)
         outlook.forecasts = _all(engine, scene)
         outlook.ends_ms = ends(scene)
         outlook.made_ms = scene.now_ms
@@ -86,25 +90,24 @@ def look_ahead(engine: Engine) -> None:
         outlook.lock.release()
 
 
-def scene_of(engine: Engine, *more: JobView) -> Scene:
-    """Copy what a rehearsal needs; `more` are jobs that are only imagined or far behind."""
+def scene_of(engine: Engine, jobs: int, *more: JobView) -> Scene:
+    """Copy what a rehearsal needs: the first `jobs` of the line, and `more` that are imagined."""
     world = engine.world
     with engine.store.read() as tx:
-        _learn(engine, tx)
         with world.lock:
             normal = world.phase is Phase.NORMAL
-            ranked = islice(world.index.ranked(world.pool), JOBS) if normal else ()
+            ranked = islice(world.index.ranked(world.pool), jobs) if normal else ()
             views = {v.id: v for v in (*ranked, *more)}
             pool, labs = world.pool.copy(), tuple(world.labs.values())
         attempts = tuple(a for a in tx.open_attempts() if (a.job, a.epoch) in pool.leases)
-        jobs = tx.jobs([*views, *(a.job for a in attempts)])
+        known = tx.jobs([*views, *(a.job for a in attempts)])
     return Scene(
         now_ms=engine.clock.now_ms(),
         pool=pool,
         labs=labs,
-        views=tuple(v for v in views.values() if v.id in jobs or v in more),
+        views=tuple(v for v in views.values() if v.id in known or v in more),
         attempts=attempts,
-        jobs=jobs,
+        jobs=known,
         run_times=engine.outlook.run_times,
     )
 
@@ -179,8 +182,10 @@ def _of(view: JobView, now_ms: int, runs: Sequence[Mapping[JobId, Start]]) -> Fo
 
 
 def imagined(engine: Engine, view: JobView) -> Forecast | None:
-    """The band of a job that is not in the line: a preview, or one far behind."""
-    scene = scene_of(engine, view)
+    """The band of a job that is not in the line, or far behind: all before it are rehearsed."""
+    if engine.world.phase is not Phase.NORMAL:
+        return None
+    scene = scene_of(engine, FAR, view)
     runs = [rehearse(engine, scene, s, SCENARIOS, [view.id]) for s in range(SCENARIOS)]
     return _of(view, scene.now_ms, runs)
 
@@ -220,7 +225,7 @@ def _store(engine: Engine, made: Mapping[JobId, Forecast]) -> None:
     with engine.store.read() as tx:
         unscored = tx.open_forecasts()
         scored = [s for f in unscored if (s := _score(tx, f)) is not None]
-    have = {(f.job, f.entered_ms) for f in unscored}
+        have = {(f.job, f.entered_ms) for f in tx.forecasts_of(made)}
     first = [f for f in made.values() if (f.job, f.entered_ms) not in have]
     if first or scored:
         with engine.store.write() as tx:

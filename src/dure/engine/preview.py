@@ -7,7 +7,7 @@ from typing import cast
 from dure import wire
 from dure.core.errors import DureError, ErrorCode
 from dure.core.explain import PlacementNote
-from dure.core.model import JobId, JobRequest, JobState, JobView, Lab, User
+from dure.core.model import JobRequest, JobState, JobView, Lab, User
 from dure.core.placement import PlacementView, failed_constraint
 from dure.core.plan import Dispatch, Snapshot
 from dure.core.scheduler import plan
@@ -16,10 +16,8 @@ from dure.engine.commands import check_request, narrowest, request_shape
 from dure.engine.engine import Engine
 from dure.engine.queries import slots_of
 from dure.engine.work import Work
+from dure.engine.world import WHAT_IF
 from dure.ports import Writes
-
-WHAT_IF = JobId((1 << 63) - 1)
-"""Number of a job that is only imagined: behind every real one of its lab."""
 
 
 def preview(
@@ -64,6 +62,7 @@ def preview(
 
 def _eta(engine: Engine, imagined: JobView, now_ms: int, lang: str) -> wire.EtaOut | None:
     """When the job would start, if it got a slot at once."""
+    forecast.look_ahead(engine)
     return render.eta_out(forecast.imagined(engine, imagined), lang, now_ms)
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from dure.core.model import Job, JobView, PlacementId, Shape, Value
 from dure.core.placement import fits
-from dure.core.plan import Dispatch, Snapshot
+from dure.core.plan import Dispatch
 from dure.core.scheduler import plan
 from dure.engine.engine import Engine
 
@@ -55,24 +55,24 @@ def _variants(job: Job, view: JobView) -> Iterator[tuple[str, str | int | float,
 
 
 def _starts_at(engine: Engine, view: JobView, shape: Shape) -> PlacementId | None:
-    """Where the job would start in the next cycle if it had this shape."""
+    """Where the job would start in the next cycle if it had this shape.
+
+    Rule: what is put back is what stood there under this same lock; the job may have been
+    cancelled or dispatched since anybody looked.
+    """
     world = engine.world
     with world.lock:
-        if not any(fits(shape, v) and v.idle for v in world.pool.views(world.index.now_ms)):
+        now = world.index.view(view.id)
+        places = world.pool.views(world.index.now_ms)
+        if now is None or not any(fits(shape, v) and v.idle for v in places):
             return None
         # A changed request gives up a reservation that it does not need any more.
-        changed = msgspec.structs.replace(view, shape=shape, reservation=None)
-        snapshot = _with(engine, view, changed)
+        world.index.put(msgspec.structs.replace(now, shape=shape, reservation=None))
+        try:
+            snapshot = world.index.snapshot(world.pool, cycle=0, phase=world.phase)
+        finally:
+            world.index.put(now)
     made = plan(snapshot, engine.policy)
     return next(
         (d.placement for d in made.decisions if isinstance(d, Dispatch) and d.job == view.id), None
     )
-
-
-def _with(engine: Engine, view: JobView, changed: JobView) -> Snapshot:
-    world = engine.world
-    world.index.put(changed)
-    try:
-        return world.index.snapshot(world.pool, cycle=0, phase=world.phase)
-    finally:
-        world.index.put(view)

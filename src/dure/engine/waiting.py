@@ -22,6 +22,8 @@ from dure.core.model import (
     Lab,
     LabId,
     LedgerEntry,
+    Phase,
+    Role,
     Shape,
     User,
     Value,
@@ -31,7 +33,7 @@ from dure.core.plan import ReasonCode
 from dure.core.policy import Policy
 from dure.engine import render
 from dure.engine.engine import Engine
-from dure.engine.forecast import imagined, look_ahead
+from dure.engine.forecast import FAR, imagined, look_ahead
 from dure.engine.queries import seen, slots_of
 from dure.engine.sooner import Hint, hints
 from dure.ports import Reads
@@ -61,7 +63,7 @@ def why(engine: Engine, actor: User, lang: str, job_id: JobId) -> wire.WhyOut:
             return wire.WhyOut(job=found.id, state=found.state, state_text=words, reason=None)
         changes = rank_changes(engine, tx, found)
         last = tx.attempt(found.id, found.epoch) if found.refusals else None
-    told = _told(engine, lang, found, slots, changes, words)
+    told = _told(engine, lang, found, slots, changes, words, open_books=actor.role is Role.ADMIN)
     return _with_refusal(told, last.detail if last is not None else "")
 
 
@@ -77,12 +79,21 @@ def _with_refusal(told: wire.WhyOut, said: str) -> wire.WhyOut:
 
 
 def _told(
-    engine: Engine, lang: str, found: Job, slots: Slots, changes: list[RankChange], words: str
+    engine: Engine,
+    lang: str,
+    found: Job,
+    slots: Slots,
+    changes: list[RankChange],
+    words: str,
+    *,
+    open_books: bool,
 ) -> wire.WhyOut:
     world = engine.world
     expected = eta(engine, found)
     with world.lock:
         told = explain(found, world.index, world.pool, world.phase, slots, engine.policy)
+    # After a clock set back, time stands still until it has come back.
+    now_ms = max(engine.clock.now_ms(), world.index.now_ms)
     shape = shape_of(found, world.index.now_ms)
     notes = [_when_free(engine, shape, n) for n in told.placements]
     return wire.WhyOut(
@@ -94,14 +105,16 @@ def _told(
         rank=told.rank,
         ahead_labs=list(told.ahead_labs),
         placements=[render.note_out(n) for n in notes],
-        eta=render.eta_out(expected, lang, engine.clock.now_ms()),
+        eta=render.eta_out(expected, lang, now_ms),
         sooner=[_hint_out(h, found, lang) for h in hints(engine, found)],
-        changes=[_change_out(c, lang, engine.clock.now_ms()) for c in changes],
+        changes=[_change_out(c, lang, now_ms, open_books=open_books) for c in changes],
     )
 
 
 def eta(engine: Engine, job: Job) -> Forecast | None:
     """The newest forecast of a promoted job; one far behind is rehearsed on demand."""
+    if engine.world.phase is not Phase.NORMAL:
+        return None
     look_ahead(engine)
     kept = engine.outlook.forecasts.get(job.id)
     if kept is not None and kept.entered_ms == job.entered_ms:
@@ -113,10 +126,6 @@ def eta(engine: Engine, job: Job) -> Forecast | None:
             return None
         far_behind = (world.index.rank(job.id, world.pool) or 0) > FAR
     return None if far_behind else imagined(engine, view)
-
-
-FAR = 1000
-"""Beyond this rank no number would be honest: better-ranked jobs will come."""
 
 
 # -- when places free ----------------------------------------------------------------
@@ -208,16 +217,20 @@ def _hint_out(hint: Hint, job: Job, lang: str) -> wire.HintOut:
     )
 
 
-def _change_out(change: RankChange, lang: str, now_ms: int) -> wire.RankChangeOut:
+def _change_out(
+    change: RankChange, lang: str, now_ms: int, *, open_books: bool
+) -> wire.RankChangeOut:
+    """Another lab's account is its own business: only that it was charged is told."""
     ago = duration((now_ms - change.at_ms) / 1000, lang)
     cost = render.tflop_s(change.cost_micro)
     key = "own" if change.own else "passed"
     spoken = {"lab": change.lab, "job": change.job, "cost": cost, "ago": ago}
+    told = change.own or open_books
     return wire.RankChangeOut(
         lab=change.lab,
-        job=change.job,
+        job=change.job if told else None,
         at_ms=change.at_ms,
-        charged_tflop_s=cost,
+        charged_tflop_s=cost if told else None,
         own=change.own,
         text=say(RANK_CHANGES[key], lang, spoken),
     )

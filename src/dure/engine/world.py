@@ -6,12 +6,15 @@ import threading
 from collections.abc import Iterable
 
 from dure.core.events import Event
-from dure.core.model import Job, JobView, Lab, LabId, Lease, Phase, User
+from dure.core.model import Job, JobId, JobView, Lab, LabId, Lease, Phase, User
 from dure.core.placement import Pool, shape_of
 from dure.core.policy import Policy
 from dure.core.queues import QueueIndex
 from dure.core.retry import Context
 from dure.ports import Reads
+
+WHAT_IF = JobId((1 << 63) - 1)
+"""Number of a job that is only imagined: behind every real one of its lab."""
 
 
 class World:

@@ -20,6 +20,9 @@ from dure.core.model import Gpu, Lab, Node, NodeId, Shape, Tier, TierId
 from dure.core.placement import Pool, fits
 from dure.sim.refusals import Refusal, SimulationRefused
 
+DAY_S = 86_400.0
+LONGEST_S = 20 * 365 * DAY_S
+MOST_GPUS = 1_000_000
 MAX_GPUS = 8
 """P-3: larger jobs cannot run inside one placement and are reported as rejected."""
 
@@ -92,6 +95,12 @@ def read_trace(path: Path) -> Trace:
     if not jobs:
         raise _bad_trace(path, line, f"no job of at most {MAX_GPUS} GPUs")
     jobs.sort(key=lambda j: (j.submit_s, j.id))
+    began_s = jobs[0].submit_s
+    if jobs[-1].submit_s - began_s > LONGEST_S:
+        raise _bad_trace(path, line, "submits more than 20 years apart")
+    if began_s > DAY_S:
+        # Times of day, not of the trace: all figures count from the first submit.
+        jobs = [msgspec.structs.replace(j, submit_s=j.submit_s - began_s) for j in jobs]
     return Trace(tuple(jobs), rejected)
 
 
@@ -173,7 +182,7 @@ def read_cluster(path: Path) -> Cluster:
         tiers = tuple(_tier(t) for t in raw["tiers"])
         nodes = tuple(_nodes(raw["node_groups"]))
         weights = {str(k): float(v) for k, v in (raw.get("lab_weights") or {}).items()}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise _bad_cluster(path, str(error)) from error
     except KeyError as error:
         raise _bad_cluster(path, f"no {error}") from error
@@ -200,7 +209,10 @@ def _tier(raw: dict[str, object]) -> Tier:
 def _nodes(groups: Iterable[dict[str, object]]) -> Iterator[Node]:
     for number, group in enumerate(groups):
         tier, gpus = TierId(str(group["tier"])), int(str(group["gpus"]))
-        for i in range(int(str(group["count"]))):
+        count = int(str(group["count"]))
+        if not 0 <= gpus * count <= MOST_GPUS:
+            raise ValueError(f"{gpus} x {count} GPUs: at most {MOST_GPUS} can be simulated")
+        for i in range(count):
             yield node_of(f"{_letters(number)}{i:04}", tier, gpus)
 
 

@@ -208,12 +208,12 @@ class HintOut(Out, frozen=True, kw_only=True):
 
 
 class RankChangeOut(Out, frozen=True, kw_only=True):
-    """A charge that moved the job's lab in the line."""
+    """A charge that moved the job's lab in the line; of another lab's, members see no amount."""
 
     lab: str
-    job: int
+    job: int | None
     at_ms: int
-    charged_tflop_s: str
+    charged_tflop_s: str | None
     own: bool
     text: str
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dure.core.errors import DureError, ErrorCode
+from dure.wiring.local_commands import refusals_in_words
 
 
 @click.group()
@@ -23,14 +24,16 @@ def bundle(folder: Path, pythons: tuple[str, ...], *, mlflow: bool) -> None:
 
     Mount it read-only and set PYTHONPATH to its `boot`; what the image has of its own wins.
     """
-    try:
-        from dure_sdk import bundle as made  # noqa: PLC0415 - the server runs without the SDK
-    except ImportError as error:
-        raise DureError(ErrorCode.BAD_SETTING, key="dure-sdk", value="is not installed") from error
-    try:
-        done = made.build(folder, pythons or made.PYTHONS, mlflow=mlflow)
-    except made.BundleError as error:
-        raise DureError(ErrorCode.BAD_SETTING, key=str(folder), value=str(error)) from error
+    with refusals_in_words():
+        try:
+            from dure_sdk import bundle as made  # noqa: PLC0415 - the server runs without the SDK
+        except ImportError as error:
+            value = "is not installed"
+            raise DureError(ErrorCode.BAD_SETTING, key="dure-sdk", value=value) from error
+        try:
+            done = made.build(folder, pythons or made.PYTHONS, mlflow=mlflow)
+        except (made.BundleError, OSError) as error:
+            raise DureError(ErrorCode.BAD_SETTING, key=str(folder), value=str(error)) from error
     click.echo(f"{done.folder}: Python {', '.join(done.pythons)}")
     for version, why in done.left_out.items():
         click.echo(f"  Python {version} is left out: {why}", err=True)

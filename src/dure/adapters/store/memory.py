@@ -305,6 +305,10 @@ class _Tx:
     def open_forecasts(self) -> list[Forecast]:
         return [f for f in self.forecasts(since_ms=0) if f.started_ms is None]
 
+    def forecasts_of(self, jobs: Iterable[JobId]) -> list[Forecast]:
+        wanted = set(jobs)
+        return [f for f in self.forecasts(since_ms=0) if f.job in wanted]
+
     def forecasts(self, *, since_ms: int) -> list[Forecast]:
         found = (f for f in self._all("forecasts") if f.made_ms >= since_ms)
         return sorted(found, key=lambda f: (f.made_ms, f.job))

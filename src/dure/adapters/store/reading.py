@@ -64,6 +64,7 @@ _REPLAY = select(schema.replays).where(
 )
 _f = schema.forecasts.c
 _FORECAST = select(*(_f[name] for name in rows.FORECAST)).order_by(_f.made_ms, _f.job)
+_FORECASTS_OF = _FORECAST.where(_f.job.in_(bindparam("ids", expanding=True)))
 _OPEN_FORECASTS = _FORECAST.where(_f.started_ms.is_(None))
 _FORECASTS = _FORECAST.where(_f.made_ms >= bindparam("since"))
 _ENDED = (
@@ -193,6 +194,9 @@ class ReadTx:
 
     def open_forecasts(self) -> list[Forecast]:
         return [rows.forecast_of(row) for row in self._rows(_OPEN_FORECASTS)]
+
+    def forecasts_of(self, jobs: Iterable[JobId]) -> list[Forecast]:
+        return [rows.forecast_of(row) for row in self._rows(_FORECASTS_OF, ids=list(jobs))]
 
     def forecasts(self, *, since_ms: int) -> list[Forecast]:
         return [rows.forecast_of(row) for row in self._rows(_FORECASTS, since=since_ms)]
