@@ -6,9 +6,7 @@ slot is never spent on waiting. Whoever has the fewest slots in use comes first,
 
 from __future__ import annotations
 
-import msgspec
-
-from dure.core.model import PROMOTED_WAIT, Job, JobId, JobState, LabId, Shape, User, UserId
+from dure.core.model import PROMOTED_WAIT, Job, JobId, JobState, JobView, LabId, Shape, User, UserId
 from dure.core.placement import shape_of
 from dure.core.plan import Dispatch
 from dure.core.queues import next_promotable
@@ -82,13 +80,16 @@ def _lab(user: User | None, job: Job) -> LabId:
 def _would_start(engine: Engine, job: Job) -> bool:
     world = engine.world
     with world.lock:
-        imagined = msgspec.structs.replace(
-            view_of(job, world.index.now_ms),
+        view = view_of(job, world.index.now_ms)
+        imagined = JobView(
             # Under a number of its own: the job itself may be promoted meanwhile.
             id=WHAT_IF,
+            lab=view.lab,
+            user=view.user,
             state=JobState.GLOBAL_QUEUE_WAIT,
+            shape=view.shape,
             entered_ms=world.index.now_ms,
-            reservation=None,
+            eligible_ms=view.eligible_ms,
         )
         world.index.put(imagined)
         try:
