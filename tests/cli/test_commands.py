@@ -229,10 +229,10 @@ def test_submit_of_files(
     Path("c").write_text("#!/bin/sh\n")
     Path("c").chmod(0o755)
     for args, command in [
-        (("a.py", "--lr", "1"), ["python", "a.py", "--lr", "1"]),
+        (("a.py", "--lr", "1"), ["python3", "a.py", "--lr", "1"]),
         (("b.sh",), ["bash", "b.sh"]),
         (("c", "--", "x"), ["./c", "--", "x"]),
-        (("--workdir", "/", "a.py"), ["python", str(tmp_path / "a.py")]),
+        (("--workdir", "/", "a.py"), ["python3", str(tmp_path / "a.py")]),
     ]:
         result = dure("submit", "--parsable", *args)
         assert result.stdout == "41\n"

@@ -238,6 +238,8 @@ def test_an_empty_queue_says_so_on_stderr(dure: Shell, server: Stub) -> None:
     server.on("GET /v1/queue", queue_out())
     result = dure("queue", "--no-header")
     assert (result.stdout, result.stderr) == ("", "Nobody is waiting.\n")
+    server.on("GET /v1/queue", queue_out(personal=3))
+    assert dure("queue").stderr == "Nobody is in the line; jobs in personal queues: 3.\n"
 
 
 def test_pages_are_followed_to_the_limit(dure: Shell, server: Stub) -> None:

@@ -70,10 +70,11 @@ def test_jobs_run_as_their_user_and_see_nothing_of_each_other(site):
 
 def test_a_workdir_that_may_not_be_seen_is_refused_with_a_sentence(site):
     kim = site.member("kim", "BCG")
-    job = kim.submit(["true"], workdir="/etc")
-    until(lambda: kim.attempts(job.id) and kim.attempts(job.id)[0].detail, "refused")
-    assert "may not be shown to this job" in kim.attempts(job.id)[0].detail
-    job.cancel()
+    with pytest.raises(ApiError) as refused:
+        kim.submit(["true"], workdir="/etc")
+    assert refused.value.code == "INVALID_REQUEST"
+    assert "may not be shown to this job" in str(refused.value.problem)
+    assert kim.jobs() == []
 
 
 def test_memory_of_a_job_is_judged_by_what_was_recorded(site):

@@ -75,7 +75,7 @@ def _foot(line: wire.QueueOut, shown: int) -> None:
         note(say("queue_phase", phase=line.phase.value))
     waiting = sum(lab.waiting for lab in line.labs)
     if not shown and not waiting:
-        note(say("nothing_waits", personal=line.personal))
+        note(say("only_personal" if line.personal else "nothing_waits", personal=line.personal))
     elif on_terminal():
         counts = {"personal": line.personal, "node_wait": line.node_wait}
         note(say("queue_foot", shown=shown, waiting=max(waiting, shown), **counts))

@@ -273,8 +273,12 @@ SENTENCES: dict[str, Text] = {
     "not_a_pair": ("{text!r} is not NAME=VALUE", "{text!r}은(는) 이름=값 형식이 아닙니다."),
     "nothing_to_edit": ("nothing to change was given", "변경할 내용이 없습니다."),
     "nothing_waits": (
-        "Nobody is in the line (in personal queues: {personal}).",
-        "대기열에 작업이 없습니다(개인 대기 {personal}개).",
+        "Nobody is waiting.",
+        "기다리는 작업이 없습니다.",
+    ),
+    "only_personal": (
+        "Nobody is in the line; jobs in personal queues: {personal}.",
+        "대기열에 작업이 없습니다. 개인 대기 {personal}개.",
     ),
     "queue_foot": (
         "{shown} of {waiting} waiting · personal {personal} · for a node {node_wait}",

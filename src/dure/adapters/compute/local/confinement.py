@@ -96,7 +96,7 @@ class Confinement(Value, frozen=True, kw_only=True):
         hides = inside(self.state_dir, real) and real != workdir
         if confines and (hides or not self._may_see(real, uid)):
             return (
-                f"workdir {workdir} may not be shown to a job: start it in a folder of your own"
+                f"workdir {workdir} may not be shown to this job: start it in a folder of your own"
                 " (not a home itself, nor a hidden folder in it), or ask an administrator to"
                 " allow it with `workdirs` of [node]"
             )
