@@ -173,11 +173,18 @@ def test_rebuild_replaces_the_whole(made, tmp_path):
 
 def test_what_cannot_be_had_is_said_and_the_old_bundle_stays(made, tmp_path):
     target = tmp_path / "b"
-    target.mkdir()
-    (target / "old").write_text("")
+    (target / "deps").mkdir(parents=True)
+    (target / "deps" / "old").write_text("")
     with pytest.raises(bundle.BundleError, match=f"psutil.* for Python {VERSION}"):
         bundle.build(target, (VERSION,), pip_options=("--no-index",))
-    assert (target / "old").exists()
+    assert (target / "deps" / "old").exists()
+
+
+def test_a_folder_with_other_files_is_never_replaced(tmp_path):
+    (tmp_path / "keep.txt").write_text("precious")
+    with pytest.raises(bundle.BundleError, match="holds other files"):
+        bundle.build(tmp_path, (VERSION,), pip_options=("--no-index",))
+    assert (tmp_path / "keep.txt").read_text() == "precious"
 
 
 def test_mlflow_is_left_out_where_it_cannot_be_had(made, tmp_path):
