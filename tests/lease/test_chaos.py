@@ -43,7 +43,7 @@ def check(chaos: Chaos) -> None:
         "re-delivered": 100,
         "beat RESUMED": 34,
         "beat LOST": 5,
-        "STALE": 1,
+        "STALE": 5,
         "lost NODE_WAIT": 50,
         "lost FAILED": 20,
     }.items():
