@@ -34,7 +34,7 @@ from dure.core.model import JobId, NodeHealth, NodeId
 from dure.ports import LeaseKey, LeaseQueue
 
 S = TaskStatus
-CRASH, FREEZE, AGAIN = 0.03, 0.15, 0.10
+CRASH, FREEZE, AGAIN = 0.03, 0.25, 0.10
 AHEAD = 24
 """Dispatches that are out at a time, per node."""
 
